@@ -172,7 +172,7 @@ def be_server(args: argparse.Namespace) -> None:
         tokenizer: Any = ByteTokenizer() if args.server == "shipped" else Words(known.config.vocab_size)
         engine = EngineClient(known, tokenizer, process, max_waiting=100_000)
         app = build_app(Service(args.server, engine, Limits(max_tokens=args.context, seconds=3600)))
-        serve(app, sock, on_ready=lambda: print(json.dumps(about), flush=True), on_signal=engine.drain)
+        serve(app, sock, on_ready=lambda: print(json.dumps(about), flush=True), engine=engine)
 
 
 async def serve_canned(args: argparse.Namespace) -> None:

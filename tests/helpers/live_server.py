@@ -40,7 +40,7 @@ def live_server(
     service = Service("tiny", engine, limits or Limits(), api_key)
     ready = threading.Event()
     app = build_app(service, hosts)
-    server = Server(app, grace_seconds=20, on_ready=ready.set, on_signal=engine.drain)
+    server = Server(app, grace_seconds=20, on_ready=ready.set, engine=engine)
     with open_socket("127.0.0.1", 0) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})

@@ -59,7 +59,13 @@ class LocalEngine(EngineClient):
     @property
     def busy(self) -> bool:
         """Whether jobs are under way or wait, or are to be dropped."""
-        return super().busy or bool(self.engine._inbox or self.engine._jobs)
+        return bool(self._clients or self.engine._inbox or self.engine._jobs)
+
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        if self._loop is None:
+            function()
+        else:
+            super()._in_loop(function)
 
     def turn(self) -> None:
         """Let the engine make a step."""

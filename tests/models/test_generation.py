@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from rebased.data.tokenizer import ByteTokenizer
-from rebased.models import GenerateOptions, LanguageModel, LMConfig
-from rebased.models.scheduler import count_together
+from rebased.models import GenerateOptions, LanguageModel, LMConfig, decoder
+from rebased.models.job import Job
+from rebased.models.scheduler import Scheduler
 from tolerances import assert_near
 
 VOCAB, D = 257, 24
@@ -191,13 +192,21 @@ def test_prefill_tells_how_far_it_is(model: LanguageModel) -> None:
     assert told == [(19, 20)]
 
 
-def test_which_prompts_are_read_together() -> None:
+def test_which_prompts_are_read_together(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "PREFILL_CHUNK", 100)
+
+    def count_together(prompts: list[list[int]], slots: int) -> int:
+        scheduler = Scheduler(decoder.Decoder(model, slots))
+        scheduler.add(Job(prompts))
+        scheduler._begin_together()
+        return sum(len(reading.numbers) for reading in scheduler._reading)
+
     short, other, long = [1] * 10, [2] * 10, [3] * 100
     prompts = [short, short, other, long, short, other, [4], [5]]
-    assert [count_together(prompts[begin:], 2, 100) for begin in (0, 3, 4, 6)] == [3, 1, 2, 2]
-    assert count_together(prompts, 1, 100) == 2
-    assert count_together([[0] * 50] * 3 + [[1]] * 2, 9, 100) == 5  # the first is one prompt, thrice
-    assert count_together([[n] * 50 for n in range(3)], 9, 100) == 2
+    assert [count_together(prompts[begin:], 2) for begin in (0, 3, 4, 6)] == [3, 1, 2, 2]
+    assert count_together(prompts, 1) == 2
+    assert count_together([[0] * 50] * 3 + [[1]] * 2, 9) == 5  # the first is one prompt, thrice
+    assert count_together([[n] * 50 for n in range(3)], 9) == 2
 
 
 def test_options_are_an_object_or_words(model: LanguageModel) -> None:

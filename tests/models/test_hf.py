@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="needs rebased[hf]")
 
 from rebased.mixers import mixer_class, mixer_names  # noqa: E402
 from rebased.models import LanguageModel, LMConfig  # noqa: E402
-from rebased.models.hf import RebasedConfig, RebasedForCausalLM, find_rows  # noqa: E402
+from rebased.models.hf import RebasedConfig, RebasedForCausalLM, find_spans  # noqa: E402
 from rebased.models.modeling_rebased import find_tokens  # noqa: E402
 from tolerances import TRAINED, assert_near  # noqa: E402
 
@@ -252,7 +252,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(hybrid: RebasedForCausa
 
 def test_masks_that_are_no_padding(hybrid: RebasedForCausalLM) -> None:
     mask = torch.tensor([[0, 1, 1], [1, 1, 0], [1, 1, 1]])
-    assert find_rows(find_tokens(mask, 3, 3), 3, 3) == ([1, 0, 0], [3, 2, 3])
+    assert find_spans(find_tokens(mask, 3, 3), 3, 3) == [(1, 3), (0, 2), (0, 3)]
     with pytest.raises(ValueError, match="gaps"):
         hybrid(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.tensor([[1, 0, 1]]))
     with pytest.raises(ValueError, match="row 1 of attention_mask has no tokens"):

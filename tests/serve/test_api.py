@@ -323,7 +323,7 @@ def test_a_full_server_says_so(model: LanguageModel, monkeypatch: pytest.MonkeyP
         heard, few = [Listener(), Listener()], GenerateOptions(max_tokens=16)
         try:
             live.engine.submit(Job([[1]], few), heard[0])
-            wait_for(lambda: live.engine.scheduler.running == 1)
+            wait_for(lambda: len(live.engine.scheduler._running) == 1)
             live.engine.submit(Job([[2]], few), heard[1])
             refused = httpx.post(f"{live.url}/v1/completions", json={"prompt": "y"})
         finally:

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,7 +65,7 @@ def drip(sock: socket.socket, piece: bytes) -> float:
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(server, "connection_limit", lambda: 10)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 10)
     with live_server(small_model()) as live:
         yield live
 
@@ -247,7 +247,8 @@ def test_requests_that_outlast_the_grace_get_an_error(tmp_path: Path, signals: l
             time.sleep(0.3)
         for thread in threads:
             thread.join(60)
-        assert b"503 Service Unavailable" in slow.recv(10_000)
+        with suppress(ConnectionResetError):
+            assert slow.recv(10_000) == b""  # its body has not arrived: there is nothing to answer
         assert child.wait(60) == 0
     status, content = answers["whole"]
     assert (status, json.loads(content)["error"]["code"]) == (503, "shutting_down")
@@ -255,4 +256,4 @@ def test_requests_that_outlast_the_grace_get_an_error(tmp_path: Path, signals: l
     last = content.strip().splitlines()[-1].removeprefix("data: ")
     assert (status, json.loads(last)["error"]["code"]) == (200, "shutting_down")
     (line,) = log.read_text().splitlines()
-    assert line == "stopped while 3 requests were under way"
+    assert line == "stopped with 3 requests under way"

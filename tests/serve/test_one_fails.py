@@ -23,8 +23,8 @@ from rebased.serve.answers import Answer
 from served_model import small_model
 
 # What only the bad request has, as each of the places sees it.
-PROMPT, TOP_P, TOP, STOP, SEED = "a bad one", 0.625, 7, "\x01 never", 666
-BAD = {"prompt": PROMPT, "top_p": TOP_P, "logprobs": TOP, "stop": STOP, "seed": SEED}
+PROMPT, TOP, STOP, SEED = "a bad one", 7, "\x01 never", 666
+BAD = {"prompt": PROMPT, "logprobs": TOP, "stop": STOP, "seed": SEED}
 GOOD = [
     {"prompt": f"request {n} " * (n + 1), "max_tokens": 20, "top_p": 0.9, "seed": n, "logprobs": 2, "ignore_eos": True}
     for n in range(3)
@@ -72,7 +72,6 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "read": of(PromptReader, "read", lambda _, some, budget: any(has_prompt(each.prompt) for each in some)),
     "take a slot": of(Decoder, "put", lambda _, slot, tokens, *__, **___: has_prompt(tokens)),
     "set the sampling": of(sampling, "stream_key", lambda seed, sequence: seed == SEED),
-    "sample": of(sampling, "lowest_score", lambda scores, k, p, least: bool((p == TOP_P).any())),
     "score": of(scheduler, "score_rows", lambda logits, tokens, top: top == TOP),
     "detokenize": only_of_bad("_detokenizer", "push"),
     "end the text": only_of_bad("_detokenizer", "finish"),

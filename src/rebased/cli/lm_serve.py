@@ -160,7 +160,7 @@ def lm_serve(
             to.emit({"model": service.name, "address": address, "slots": known.slots, "context": known.context})
             sys.stdout.flush()
 
-        serve(app, sock, grace_seconds=serving.grace, on_ready=say_ready, on_signal=engine.drain)
+        serve(app, sock, grace_seconds=serving.grace, on_ready=say_ready, engine=engine)
     if engine.lost:
         raise RuntimeError(engine.broken)
     say(console, "ended")

@@ -44,7 +44,12 @@ def read_authors_checkpoint(path: Path | str, n_heads: int | None = None) -> Lan
 
     Raises ValueError that names every missing and unexpected weight, and every one of another shape.
     """
-    path = _find(Path(path))
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in FILES if (path / name).is_file()), None)
+        if found is None:
+            raise ValueError(f"{path} holds none of {', '.join(FILES)}; give the file itself")
+        path = found
     tensors = _read(path)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then overwritten
         model = LanguageModel(_config_of(tensors, path, n_heads))
@@ -84,15 +89,6 @@ def authors_layout(model: LanguageModel) -> dict[str, Tensor]:
     return named | {TIED: named[_WORDS]}
 
 
-def _find(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    found = next((path / name for name in FILES if (path / name).is_file()), None)
-    if found is None:
-        raise ValueError(f"{path} holds none of {', '.join(FILES)}; give the file itself")
-    return found
-
-
 def _read(path: Path) -> dict[str, Tensor]:
     refuse_pipe(path)
     if path.suffix == ".safetensors":
@@ -108,8 +104,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             "it was executed"
         ) from error
     for wrapper in ("state_dict", "model"):
-        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
-            state = state[wrapper]
+        state = state[wrapper] if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping) else state
     if not isinstance(state, Mapping) or not all(isinstance(weight, Tensor) for weight in state.values()):
         raise ValueError(f"{path} holds no state dict, names with their tensors; it is a {type(state).__name__}")
     return dict(state)
@@ -127,7 +122,7 @@ def _config_of(tensors: Mapping[str, Tensor], path: Path, n_heads: int | None) -
     words, positions = _shape(tensors, _WORDS, path), _shape(tensors, _POSITIONS, path)
     hidden = next((w.shape[0] for name, w in tensors.items() if name.endswith("state_mixer.fc1.weight")), 0)
     heads = {}
-    if any(kind != "short_conv" for kind in kinds):
+    if set(kinds) != {"short_conv"}:
         keys, values = _width(tensors, "proj_q", path), _width(tensors, "proj_v", path)
         n_heads = n_heads or HEADS.get(keys)
         if n_heads is None or keys % n_heads or values % n_heads:
@@ -171,15 +166,16 @@ def _width(tensors: Mapping[str, Tensor], part: str, path: Path) -> int:
 
 def _check_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise ValueError that lists what is missing, unexpected and of another shape or kind."""
-    missing = sorted(own.keys() - tensors.keys() - {TIED})
-    unexpected = sorted(tensors.keys() - own.keys())
     both = sorted(own.keys() & tensors.keys())
-    shapes = [
-        f"{name} ({list(tensors[name].shape)} instead of {list(own[name].shape)})"
-        for name in both
-        if tensors[name].shape != own[name].shape
-    ]
-    kinds = [f"{name} ({tensors[name].dtype})" for name in both if not tensors[name].is_floating_point()]
-    told = [("missing", missing), ("unexpected", unexpected), ("of another shape", shapes), ("not floating", kinds)]
-    if wrong := [f"{len(names)} {what}: {', '.join(names)}" for what, names in told if names]:
+    told = {
+        "missing": sorted(own.keys() - tensors.keys() - {TIED}),
+        "unexpected": sorted(tensors.keys() - own.keys()),
+        "of another shape": [
+            f"{name} ({list(tensors[name].shape)} instead of {list(own[name].shape)})"
+            for name in both
+            if tensors[name].shape != own[name].shape
+        ],
+        "not floating": [f"{name} ({tensors[name].dtype})" for name in both if not tensors[name].is_floating_point()],
+    }
+    if wrong := [f"{len(names)} {what}: {', '.join(names)}" for what, names in told.items() if names]:
         raise ValueError(f"{path} does not fit the authors' layout: {'; '.join(wrong)}")

@@ -31,17 +31,9 @@ class MLP(nn.Module):
 
     residual_projections = ("fc2",)
 
-    def __init__(
-        self,
-        d_model: int,
-        hidden: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, d_model: int, hidden: int, **factory: Any) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(d_model, hidden, device=device, dtype=dtype)
-        self.fc2 = nn.Linear(hidden, d_model, device=device, dtype=dtype)
+        self.fc1, self.fc2 = nn.Linear(d_model, hidden, **factory), nn.Linear(hidden, d_model, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return fc2(gelu(fc1(x))): [..., D] -> [..., D]."""
@@ -53,17 +45,10 @@ class SwiGLU(nn.Module):
 
     residual_projections = ("fc2",)
 
-    def __init__(
-        self,
-        d_model: int,
-        hidden: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, d_model: int, hidden: int, **factory: Any) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(d_model, 2 * hidden, bias=False, device=device, dtype=dtype)  # the gate, then the values
-        self.fc2 = nn.Linear(hidden, d_model, bias=False, device=device, dtype=dtype)
+        self.fc1 = nn.Linear(d_model, 2 * hidden, bias=False, **factory)  # the gate, then the values
+        self.fc2 = nn.Linear(hidden, d_model, bias=False, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return fc2(silu(a) * b) with a, b the halves of fc1(x): [..., D] -> [..., D]."""
@@ -81,13 +66,7 @@ def build_mlp(config: LMConfig, **factory: Any) -> nn.Module:
     return MLP(D, hidden, **factory)
 
 
-def build_mixer(
-    config: LMConfig,
-    layer: int,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> nn.Module:
+def build_mixer(config: LMConfig, layer: int, **factory: Any) -> nn.Module:
     """Return the mixer of this layer (from 0), with weights on `device` in `dtype` (torch's defaults unless given).
 
     A mixer without the arguments `device` and `dtype` is built under `torch.device(device)`, then converted.
@@ -96,7 +75,7 @@ def build_mixer(
     cls = mixer_class(spec.name)
     wanted = inspect.signature(cls).parameters
     context = dict(zip(CONTEXT, (config.d_model, layer, config.n_layers, config.max_len), strict=True))
-    factory: dict[str, Any] = {key: value for key, value in (("device", device), ("dtype", dtype)) if value is not None}
+    factory = {key: value for key, value in factory.items() if value is not None}
     supplied = {key: value for key, value in (context | factory).items() if key in wanted}
     untaken = {key: value for key, value in factory.items() if key not in wanted}
     build_on = torch.device(untaken["device"]) if "device" in untaken else nullcontext()
@@ -115,24 +94,16 @@ class Block(nn.Module):
     Args:
         config: the model's config.
         layer: number of this layer, from 0. It chooses the mixer (config.mixer_of).
-        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+        factory: device and dtype, as in torch.nn.Linear.
     """
 
     mixer: Any  # a torch module under the mixer contract
     norm2: LayerNorm | RMSNorm | None
     mlp: nn.Module
 
-    def __init__(
-        self,
-        config: LMConfig,
-        layer: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, config: LMConfig, layer: int, **factory: Any) -> None:
         super().__init__()
         D, is_mamba = config.d_model, config.block == "mamba"
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.norm1 = build_norm("rms" if is_mamba else config.norm, D, **factory)
         self.mixer = build_mixer(config, layer, **factory)
         self.norm2 = None if is_mamba else build_norm(config.norm, D, **factory)
@@ -148,9 +119,9 @@ class Block(nn.Module):
         With `cu_seqlens` [n+1] packed documents do not see each other (mixers/documents.py).
         """
         y = self.norm1(x, dtype=matmul_dtype(x))
-        if cu_seqlens is not None:
-            return x + check_output(self.mixer, y, forward_documents(self.mixer, y, cu_seqlens), "forward_documents")
-        return x + check_output(self.mixer, y, self.mixer(y))
+        if cu_seqlens is None:
+            return x + check_output(self.mixer, y, self.mixer(y))
+        return x + check_output(self.mixer, y, forward_documents(self.mixer, y, cu_seqlens), "forward_documents")
 
     def mix_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return mix(x) at these positions of each row only: x [B,T,D], positions [B,n] -> [B*n,D].

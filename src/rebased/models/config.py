@@ -63,11 +63,6 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
     return schema
 
 
-@cache
-def _has_max_len(cls: type[nn.Module]) -> bool:
-    return "max_len" in inspect.signature(cls).parameters
-
-
 def _parse_mixer(value: Any) -> Any:
     """Return the config of a mixer given as a name, a mapping with a name, or a config already."""
     if isinstance(value, str):
@@ -131,21 +126,15 @@ class LMConfig(Config):
     vocab_size: int = Field(8192, ge=2)
     d_model: int = Field(128, ge=1)
     n_layers: int = Field(2, ge=1, le=10_000)
-    max_len: int = Field(256, ge=1, description="learned positions: the longest sequence the model takes")
+    max_len: int = Field(256, ge=1)
     mixers: tuple[AnyMixer, ...] = Field(("short_conv", "rebased"), validate_default=True)
-    mlp_ratio: int = Field(0, ge=0, description="hidden width of the MLP in units of d_model; 0: no MLP, as in MQAR")
-    mlp: Literal["gelu", "swiglu"] = Field("gelu", description="two linear layers; or three, gated, without biases")
-    block: Literal["double_norm", "mamba"] = Field(
-        "double_norm", description="two norms and residuals per layer; or Mamba's single RMSNorm and residual"
-    )
-    norm: Literal["layer", "rms"] = Field("layer", description="LayerNorm, or RMSNorm, of layers and before the head")
+    mlp_ratio: int = Field(0, ge=0)
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    block: Literal["double_norm", "mamba"] = "double_norm"
+    norm: Literal["layer", "rms"] = "layer"
     embed_dropout: float = Field(0.1, ge=0, lt=1)
-    positions: Literal["learned", "none"] = Field(
-        "learned", description="an embedding per position, up to max_len; or none: mixers alone know the order"
-    )
-    readout: Literal["each", "last"] = Field(
-        "each", description="logits of a position from its features; or from those of the last position (compression)"
-    )
+    positions: Literal["learned", "none"] = "learned"
+    readout: Literal["each", "last"] = "each"
 
     @model_validator(mode="before")
     @classmethod
@@ -172,8 +161,9 @@ class LMConfig(Config):
 
         Learned positions bound it, and so do mixers that are built for a length, such as Hyena.
         """
-        classes: list[Any] = [mixer_class(mixer.name) for mixer in self.mixers]
-        return self.max_len if self.positions == "learned" or any(map(_has_max_len, classes)) else None
+        signatures = (inspect.signature(mixer_class(name)) for name in {mixer.name for mixer in self.mixers})
+        is_bounded = self.positions == "learned" or any("max_len" in each.parameters for each in signatures)
+        return self.max_len if is_bounded else None
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""

@@ -7,9 +7,8 @@ needed. What a step reads and writes stays where it is, and it never waits for t
 
 import copy
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,14 +34,6 @@ NARROW = (1, 4, 16, 64, 96, 128, 160, 192, 224, 256, 384, 512, 1024)  # slots: f
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
 
 
-class _Later(NamedTuple):
-    """What the next step puts into a slot."""
-
-    token: int  # the last one of its sequence
-    state: LMState
-    sampling: SlotSampling
-
-
 class Decoder:
     """Slots for `slots` sequences of a model, and the step that decodes one token of each.
 
@@ -61,7 +52,7 @@ class Decoder:
 
     Attributes, all on the device of the model: `tokens` [S] int64, which the next step reads; `lengths` [S] int64, how
     many tokens each state has read; `active` [S] bool, as the last step knew it; `logits` [S,vocab] of the last step;
-    `sampling`. `failed` says for which slots the last step could choose no token, and why: free them.
+    `sampling`.
 
     Example:
         >>> decoder = Decoder(model, slots=2)
@@ -109,11 +100,10 @@ class Decoder:
         self._graphs: StepGraphs | None = None
         if capture:
             self.capture_steps()
-        self.failed: dict[int, Exception] = {}
         self._lengths = np.zeros(slots, dtype=np.int64)  # what `lengths` will say at the next step, on the host
         self._active = np.zeros(slots, dtype=bool)  # the same of `active`
         self._changed = False  # whether `active` is to be written
-        self._later: dict[int, _Later] = {}  # what is to be put, by slot
+        self._later: dict[int, tuple[LMState, SlotSampling]] = {}  # what the next step puts into slots
         self.narrows = narrow and fusion != "compile" and all(hasattr(layer, "first") for layer in self.layers)
         self._parts: dict[int, Decoder] = {}  # the first slots, by their number
 
@@ -123,8 +113,10 @@ class Decoder:
 
     def prefill(self, tokens: Sequence[int], state: LMState | None = None) -> LMState:
         """Return the state of one sequence after these tokens, which follow those that `state` has read."""
-        before = self.model.init_state(1) if state is None else state
-        return deque(self.prefill_chunks(tokens, before), maxlen=1).pop() if len(tokens) else before
+        state = self.model.init_state(1) if state is None else state
+        for after in self.prefill_chunks(tokens, state):
+            state = after
+        return state
 
     @torch.no_grad()
     def prefill_chunks(
@@ -135,9 +127,9 @@ class Decoder:
         States are values: none is changed later, each can be kept and continued several times.
         """
         state = self.model.init_state(1) if state is None else state
-        ids = to_device(tokens, torch.int64, self.tokens.device).unsqueeze(0)
-        for piece in ids.split(chunk or self.prefill_chunk, dim=1) if len(tokens) else ():
-            _, state = self.model.extend(piece, state)
+        ids = to_device([tokens], torch.int64, self.tokens.device)
+        for tokens_of_chunk in ids.split(chunk or self.prefill_chunk, dim=1) if len(tokens) else ():
+            _, state = self.model.extend(tokens_of_chunk, state)
             yield state
 
     def put(
@@ -162,44 +154,32 @@ class Decoder:
             )
         chosen = SlotSampling(sampling, tokens, sequence)
         self._reserve(len(tokens))
-        self._later[slot] = _Later(tokens[-1], state, chosen)
+        self._later[slot] = (state, chosen)
         self._lengths[slot], self._active[slot], self._changed = state.position, True, True
         if not later:
             self._write()
-            if slot in self.failed:
-                raise self.failed.pop(slot)
 
     @torch.no_grad()
     def _write(self) -> None:
         """Write what was put into slots, or freed, since the last step."""
         later, self._later = self._later, {}
-        if later:
-            try:
-                self._write_slots(later)
-            except Exception:  # which of them it was shows when each is written by itself
-                for slot, each in later.items():
-                    try:
-                        self._write_slots({slot: each})
-                    except Exception as error:
-                        self.failed[slot], self._active[slot], self._changed = error, False, True
-        if self._changed:
-            self.active.copy_(to_device(self._active, torch.bool, self.active.device))
-            self._changed = False
-
-    def _write_slots(self, later: "dict[int, _Later]") -> None:
         slots, device = list(later), self.tokens.device
-        index = to_device(slots, torch.int64, device)
-        for number, layer in enumerate(self.layers):
-            states = [each.state.layers[number] for each in later.values()]
-            if isinstance(layer, FixedSlots) and len(slots) > 1:
-                layer.put_all(index, states)
-            else:
-                for slot, each, state in zip(slots, later.values(), states, strict=True):
-                    layer.put(slot, state, each.state.position)
-        self.sampling.put(slots, [each.sampling for each in later.values()])
-        numbers = to_device([(each.token, each.state.position) for each in later.values()], torch.int64, device)
-        self.tokens.index_copy_(0, index, numbers[:, 0])
-        self.lengths.index_copy_(0, index, numbers[:, 1])
+        if slots:
+            index = to_device(slots, torch.int64, device)
+            for number, layer in enumerate(self.layers):
+                if isinstance(layer, FixedSlots) and len(slots) > 1:
+                    layer.put_all(index, [state.layers[number] for state, _ in later.values()])
+                else:
+                    for slot, (state, _) in later.items():
+                        layer.put(slot, state.layers[number], state.position)
+            self.sampling.put(slots, [sampling for _, sampling in later.values()])
+            numbers = [(sampling.tokens[-1], state.position) for state, sampling in later.values()]
+            tokens, lengths = to_device(numbers, torch.int64, device).unbind(1)
+            self.tokens.index_copy_(0, index, tokens)
+            self.lengths.index_copy_(0, index, lengths)
+        if self._changed:
+            self.active.copy_(to_device(self._active, torch.bool, device))
+            self._changed = False
 
     def length(self, slot: int) -> int:
         """Return how many tokens the state in a slot has read."""
@@ -219,7 +199,6 @@ class Decoder:
 
     def step(self) -> Stepped:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
-        self.failed.clear()
         longest = self._advance()
         self._write()
         if self._graphs is not None or self.fusion == "compile":
@@ -274,27 +253,12 @@ class Decoder:
             return self._compute_fused(longest, mode)
         self.logits.copy_((self._read or self._plain_logits)(longest))
         scores = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
-        chosen = self._choose(scores, mode)
+        chosen = self.sampling.choose(scores, mode)
         logprobs = scores.gather(1, chosen.unsqueeze(1)).squeeze(1) - scores.logsumexp(-1)
         self.tokens.copy_(torch.where(self.active, chosen, self.tokens))
         self.sampling.advance(chosen, self.active)
         self.lengths.add_(self.active)
         return Stepped(chosen, logprobs)
-
-    def _choose(self, logits: Tensor, mode: Mode) -> Tensor:
-        """Return the next tokens [S]. Where that fails, each slot chooses by itself: `failed` says which could not."""
-        try:
-            return self.sampling.choose(logits, mode)
-        except Exception:
-            if self._graphs is not None and torch.cuda.is_current_stream_capturing():
-                raise
-            chosen = torch.zeros_like(self.tokens)
-            for slot in self._active.nonzero()[0].tolist():
-                try:
-                    chosen[slot] = self.sampling.choose_alone(slot, logits)[0]
-                except Exception as error:
-                    self.failed[slot] = error
-            return chosen
 
     def _plain_logits(self, longest: int) -> Tensor:
         lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
@@ -308,7 +272,7 @@ class Decoder:
         fused_step_(self.model, self.tokens, self.layers, lengths, longest, self.logits)
         chosen, log_sums = best_tokens(self.logits, sampling.seen, sampling.penalty)
         if mode != "greedy":
-            drawn = self._choose(self.logits, mode)
+            drawn = sampling.choose(self.logits, mode)
             chosen = torch.where(sampling.temperature == 0, chosen, drawn) if self.greedy_by_kernel else drawn
         logprobs = advance_slots_(
             chosen, self.logits, log_sums, self.active, self.tokens, self.lengths, sampling.drawn, sampling.seen

@@ -16,12 +16,11 @@ from rebased.models.network import Network
 from rebased.models.scheduler import Scheduler
 from rebased.models.written import Written
 
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+
 
 class TooLong(ValueError):
     """A prompt has more tokens than the model has positions."""
-
-
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
 
 def read_prompts(
@@ -41,25 +40,24 @@ def read_prompts(
     read = []
     for number, prompt in enumerate(given, 1):
         this = f"prompt {number} of {len(given)}" if len(given) > 1 else "the prompt"
-        if isinstance(prompt, str) and tokenizer is None:
-            raise ValueError("a prompt of text needs a tokenizer; give tokenizer=..., or a list of token ids")
-        if isinstance(prompt, str) and tokenizer is not None:
-            tokens = tokenizer.encode(prompt)
-        else:
+        if not isinstance(prompt, str):
             tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        if tokens and not (_are_whole(tokens) and min(tokens) >= 0 and max(tokens) < vocab_size):
+        elif tokenizer is None:
+            raise ValueError("a prompt of text needs a tokenizer; give tokenizer=..., or a list of token ids")
+        else:
+            tokens = tokenizer.encode(prompt)
+        if not tokens and end_of_text is None:
+            raise ValueError(
+                f"{this} is empty, and there is no end-of-text token that a text could begin with; give one as "
+                "end_of_text, or a prompt"
+            )
+        tokens = tokens or [end_of_text]
+        if not (_are_whole(tokens) and min(tokens) >= 0 and max(tokens) < vocab_size):
             wrong = next(each for each in tokens if not _are_whole([each]) or not 0 <= each < vocab_size)
             raise ValueError(f"{this} has the token {wrong!r}; the model's are 0 to {vocab_size - 1}")
-        if not tokens:
-            if end_of_text is None:
-                raise ValueError(
-                    f"{this} is empty, and there is no end-of-text token that a text could begin with; give "
-                    "one as end_of_text, or a prompt"
-                )
-            tokens = [end_of_text]
         if limit is not None and len(tokens) > limit:
             raise TooLong(f"{this} has {len(tokens):,} tokens, more than the model's {limit:,} positions; shorten it")
-        read.append(tokens if set(map(type, tokens)) == {int} else [int(token) for token in tokens])
+        read.append([int(token) for token in tokens])
     return read
 
 
@@ -126,15 +124,14 @@ class Generation(Iterator[Token]):
         read = read_prompts(prompts, tokenizer, model.config, options.end_of_text)
         job = Job(read, options)
         if job.count > MAX_SEQUENCES:
-            raise ValueError(
-                f"{job.count:,} sequences (prompts times n) are more than the {MAX_SEQUENCES:,} that are possible; "
-                "give fewer"
-            )
+            message = f"{job.count:,} sequences (prompts times n) are more than the {MAX_SEQUENCES:,} that are possible"
+            raise ValueError(f"{message}; give fewer")
         self.tokenizer, self.options, self.batch_invariant = tokenizer, options, batch_invariant
         self.prompts = [prompt for prompt in read for _ in range(options.n)]  # one per sequence
         capacity = max(map(len, read)) + min(options.max_tokens, FIRST_CAPACITY)
+        self.slots = min(slots, job.count)  # sequences that are decoded at once
         make = InvariantDecoder if batch_invariant else Decoder
-        self._scheduler = Scheduler(make(model, min(slots, job.count), capacity=capacity))
+        self._scheduler = Scheduler(make(model, self.slots, capacity=capacity))
         self._written = Written(tokenizer, self._scheduler.stop, self._scheduler.cancel)
         self._scheduler.add(job)
         self._written.add(job)
@@ -145,11 +142,6 @@ class Generation(Iterator[Token]):
     def done(self) -> bool:
         """Whether all sequences have ended. The iterator may have tokens left that it has not returned."""
         return not self._scheduler.busy
-
-    @property
-    def slots(self) -> int:
-        """How many sequences are decoded at once."""
-        return self._scheduler.decoder.slots
 
     @property
     def state_bytes(self) -> int:

@@ -7,7 +7,7 @@ mixers are. The cache holds one slot per row (mixers/slots.py).
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.mixers import init_slots
-from rebased.mixers.slots import map_tensors, tensors_of
+from rebased.mixers.slots import split_rows, tensors_of
 from rebased.models.config import LMConfig
 from rebased.models.language_model import LanguageModel
 from rebased.models.network import LMState
@@ -47,8 +47,13 @@ class RebasedConfig(flat.RebasedConfig):
 
     def __init__(self, model: dict[str, Any] | None = None, **kwargs: Any) -> None:
         config = LMConfig.model_validate(model or {})
-        kwargs |= _standard_names(config)
-        kwargs["to_load"] = TO_LOAD  # for those who read config.json because transformers does not know the model
+        kwargs |= {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.d_model,
+            "num_hidden_layers": config.n_layers,
+            "max_position_embeddings": config.length_limit,
+            "to_load": TO_LOAD,  # for those who read config.json because transformers does not know the model
+        }
         super().__init__(config.model_dump(mode="json"), **kwargs)
 
     @property
@@ -57,28 +62,15 @@ class RebasedConfig(flat.RebasedConfig):
         return LMConfig.model_validate(self.model)
 
 
-def _standard_names(config: LMConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.n_layers,
-        "max_position_embeddings": config.length_limit,
-    }
+Span = tuple[int, int]
 
 
-class Rows(NamedTuple):
-    """Where the tokens of each row stand in a padded batch [B,T]: columns begin to end."""
-
-    begins: list[int]
-    ends: list[int]
-
-
-def find_rows(keep: Tensor | None, batch: int, length: int) -> Rows:
-    """The tokens of each row of a batch [B,T], which are where `keep` [B,T] is True. None: everywhere."""
+def find_spans(keep: Tensor | None, batch: int, length: int) -> list[Span]:
+    """Where the tokens of each row of a batch [B,T] begin and end, by `keep` [B,T]. None: everywhere."""
     if keep is None:
-        return Rows([0] * batch, [length] * batch)
+        return [(0, length)] * batch
     begins = keep.int().argmax(1)
-    return Rows(begins.tolist(), (begins + keep.sum(1)).tolist())
+    return list(zip(begins.tolist(), (begins + keep.sum(1)).tolist(), strict=True))
 
 
 class RebasedCache(flat.RebasedCache):
@@ -107,9 +99,8 @@ class RebasedCache(flat.RebasedCache):
     def write_states(self, states: Sequence[LMState]) -> None:
         """Replace all rows by these."""
         self.lengths = [state.position for state in states]
-        capacity = 2 * max([*self.lengths, 64])
-        self._slots = [init_slots(block.mixer, len(states), capacity) for block in self._model.blocks]
-        self._capacity = capacity
+        self._capacity = 2 * max([*self.lengths, 64])
+        self._slots = [init_slots(block.mixer, len(states), self._capacity) for block in self._model.blocks]
         for row, state in enumerate(states):
             for slots, layer in zip(self._slots, state.layers, strict=True):
                 slots.put(row, layer, state.position)
@@ -170,48 +161,45 @@ class RebasedForCausalLM(flat.RebasedForCausalLM):
         Without a cache, rows that begin with padding are shifted to the first column and back: as they do not look
         ahead, padding at the end changes nothing.
         """
-        rows = find_rows(keep, *tokens.shape)
+        spans = find_spans(keep, *tokens.shape)
         if cache is not None:
-            return self._read(tokens, rows, cache)
-        if not any(rows.begins):
+            return self._read(tokens, spans, cache)
+        if not any(begin for begin, _ in spans):
             return self.model.hidden(tokens)
         columns = torch.arange(tokens.shape[1], device=tokens.device)
-        begins = torch.tensor(rows.begins, device=tokens.device).unsqueeze(1)
+        begins = torch.tensor([[begin] for begin, _ in spans], device=tokens.device)
         there, back = (columns + begins) % len(columns), (columns - begins) % len(columns)  # [B,T]
         hidden = self.model.hidden(tokens.gather(1, there))
         return hidden.gather(1, back.unsqueeze(2).expand_as(hidden))
 
-    def _read(self, tokens: Tensor, rows: Rows, cache: RebasedCache) -> Tensor:
+    def _read(self, tokens: Tensor, spans: list[Span], cache: RebasedCache) -> Tensor:
         """Features [B,T,D] of tokens [B,T] that follow those in the cache, which reads them. Padding gets zeros."""
         B, T = tokens.shape
-        if cache.columns and T == 1 and not any(rows.begins) and set(rows.ends) == {1}:
+        if cache.columns and set(spans) == {(0, 1)} and T == 1:
             return cache.step(tokens[:, 0])
         before = cache.read_states() if cache.columns else [self.model.init_state(1)] * B
         hidden = torch.zeros(B, T, self.model.config.d_model, dtype=self.dtype, device=tokens.device)
         after: dict[int, LMState] = {}
-        for group in self._groups(rows, before):
-            begin, end = rows.begins[group[0]], rows.ends[group[0]]
-            state = before[group[0]] if len(group) == 1 else self.model.init_state(len(group))
+        for group in self._groups(spans, before):
+            first, n = group[0], len(group)
+            begin, end = spans[first]
+            state = before[first] if n == 1 else self.model.init_state(n)
             features, state = self.model.extend(tokens[group, begin:end], state)
             hidden[group, begin:end] = features.to(hidden.dtype)
-            after |= {row: _row_of(state, i) for i, row in enumerate(group)} if len(group) > 1 else {group[0]: state}
+            layers = [split_rows(layer, n) if n > 1 else [layer] for layer in state.layers]
+            after |= {row: LMState(state.position, tuple(each[i] for each in layers)) for i, row in enumerate(group)}
         cache.write_states([after[row] for row in range(B)])
         cache.columns += T
         return hidden
 
-    def _groups(self, rows: Rows, before: Sequence[LMState]) -> list[list[int]]:
+    def _groups(self, spans: list[Span], before: Sequence[LMState]) -> list[list[int]]:
         """Rows that are computed together: those in the same columns that have read nothing yet, if states of several
         rows can be taken apart. The others are computed one by one."""
         apart = all(tensor.shape[:1] == (2,) for tensor in tensors_of(self.model.init_state(2).layers))
         groups: dict[Any, list[int]] = {}
-        for row, (begin, end, state) in enumerate(zip(*rows, before, strict=True)):
-            groups.setdefault((begin, end) if apart and state.position == 0 else row, []).append(row)
+        for row, (span, state) in enumerate(zip(spans, before, strict=True)):
+            groups.setdefault(span if apart and state.position == 0 else row, []).append(row)
         return list(groups.values())
-
-
-def _row_of(state: LMState, row: int) -> LMState:
-    """The state of one row of a batch."""
-    return LMState(state.position, map_tensors(lambda tensor: tensor[row : row + 1], state.layers))
 
 
 def to_hf_tokenizer(tokenizer: Tokenizer, max_length: int | None = None) -> PreTrainedTokenizerFast:
@@ -242,15 +230,13 @@ def no_progress_bars() -> Iterator[None]:
 
 def _byte_level() -> Inner:
     """One token per byte, and 256 for the end of a text: the tokenizer that needs no file."""
-    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    encode = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     # The library writes a printable byte as the character of its number, and the others as 256, 257, ...
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    assert sorted(vocabulary) == characters
     inner = Inner(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer, inner.decoder = encode, decoders.ByteLevel()
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<|endoftext|>"])
     return inner
 

@@ -5,7 +5,8 @@ uses is not computed. A cache that grows is read up to the longest sequence of i
 Prompts are read one by one, in chunks that begin at multiples of GRID.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,15 +29,10 @@ class InvariantDecoder:
     of GRID tokens only.
     """
 
-    def __init__(
-        self,
-        model: Network,
-        slots: int,
-        *,
-        capacity: int = FIRST_CAPACITY,
-        grows: bool = True,
-        capture: bool = False,
-    ) -> None:
+    fusion = "none"
+    prefill_chunk = GRID
+
+    def __init__(self, model: Network, slots: int, *, capacity: int = FIRST_CAPACITY, grows: bool = True) -> None:
         model.init_state(1)  # an error that names a mixer without states
         self.model, self.slots = model, slots
         self.has_caches = any(init_slots(block.mixer, 1, 1).grows for block in model.blocks)
@@ -45,8 +41,6 @@ class InvariantDecoder:
         self._blocks = [
             _Block(model, self._size, capacity=capacity, grows=grows) for _ in range(max(1, -(-slots // self._size)))
         ]
-        if capture:
-            self.capture_steps()
 
     @property
     def tokens(self) -> Tensor:
@@ -57,20 +51,6 @@ class InvariantDecoder:
     def logits(self) -> Tensor:
         """[S,vocab] of the last step."""
         return torch.cat([block.logits for block in self._blocks])[: self.slots]
-
-    @property
-    def failed(self) -> dict[int, Exception]:
-        """For which slots the last step could choose no token, and why."""
-        return {
-            number * self._size + row: error
-            for number, block in enumerate(self._blocks)
-            for row, error in block.failed.items()
-        }
-
-    @property
-    def prefill_chunk(self) -> int:
-        """How many tokens of a prompt are read at once."""
-        return GRID
 
     @property
     def state_bytes(self) -> int:
@@ -90,23 +70,10 @@ class InvariantDecoder:
         """Return the state of one sequence after these tokens, which follow those that `state` has read."""
         return self._blocks[0].prefill(tokens, state)
 
-    def prefill_chunks(self, tokens: Sequence[int], state: LMState | None = None) -> Iterator[LMState]:
-        """Yield the state after each chunk of the tokens, so that steps can be made between."""
-        return self._blocks[0].prefill_chunks(tokens, state)
-
-    def put(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        state: LMState,
-        sampling: Sampling,
-        *,
-        sequence: int = 0,
-        later: bool = False,
-    ) -> None:
+    def put(self, slot: int, tokens: Sequence[int], state: LMState, sampling: Sampling, **options: Any) -> None:
         """Let a slot hold a sequence: all its tokens so far, and the state after all of them but the last."""
         block, row = self._at(slot)
-        block.put(row, tokens, state, sampling, sequence=sequence, later=later)
+        block.put(row, tokens, state, sampling, **options)
 
     def length(self, slot: int) -> int:
         """Return how many tokens the state in a slot has read."""
@@ -125,7 +92,7 @@ class InvariantDecoder:
 
     def step(self) -> Stepped:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
-        made = [block.idle if block.is_idle else block.step() for block in self._blocks]
+        made = [block.step() for block in self._blocks]
         tokens, logprobs = (torch.cat(each)[: self.slots] for each in zip(*made, strict=True))
         return Stepped(tokens, logprobs)
 
@@ -138,26 +105,17 @@ class _Block(Decoder):
 
     greedy_by_kernel = True
 
-    @property
-    def prefill_chunk(self) -> int:
-        return GRID
+    prefill_chunk = GRID
 
-    @torch.no_grad()
-    def prefill_chunks(
-        self, tokens: Sequence[int], state: LMState | None = None, chunk: int | None = None
-    ) -> Iterator[LMState]:
+    def prefill(self, tokens: Sequence[int], state: LMState | None = None) -> LMState:
         if state is not None and state.position % GRID:
             raise ValueError(
                 f"a state after {state.position} tokens cannot be continued with batch_invariant, where chunks of a "
                 f"prompt begin at multiples of {GRID}: read the prompt from such a multiple on"
             )
-        return super().prefill_chunks(tokens, state, chunk)
+        return super().prefill(tokens, state)
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._active.any()
-
-    @property
-    def idle(self) -> Stepped:
-        """What stands for the result of a step that is not made."""
-        return Stepped(self.tokens, torch.zeros(self.slots, device=self.tokens.device))
+    def step(self) -> Stepped:
+        if not self._active.any():  # what stands for the result of a step that is not made
+            return Stepped(self.tokens, torch.zeros(self.slots, device=self.tokens.device))
+        return super().step()

@@ -30,10 +30,10 @@ class GenerateOptions(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise ValueError(f"max_tokens {self.max_tokens!r} is not a number of tokens; give 1 or more")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise ValueError(f"n {self.n!r} is not a number of sequences per prompt; give 1 or more")
+        for name, what in (("max_tokens", "tokens"), ("n", "sequences per prompt")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} {value!r} is not a number of {what}; give 1 or more")
         if isinstance(self.stop, str):
             raise ValueError(f"stop {self.stop!r} should be a list of strings; write [{self.stop!r}]")
         object.__setattr__(self, "stop", tuple(self.stop))

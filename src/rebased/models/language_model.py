@@ -35,22 +35,12 @@ class LanguageModel(Network):
         >>> next_token = model.logits(hidden[:, -1]).argmax(-1)              # [2]
     """
 
-    def generate(
-        self,
-        prompts: Prompts,
-        options: GenerateOptions | None = None,
-        *,
-        tokenizer: Tokenizer | None = None,
-        slots: int = SLOTS,
-        batch_invariant: bool = False,
-        **changes: Any,
-    ) -> Generated:
+    def generate(self, prompts: Prompts, options: GenerateOptions | None = None, **settings: Any) -> Generated:
         """Return what the model writes after each prompt: Generated(tokens, logprobs, finish_reasons, texts).
 
         The model must be in eval mode. Arguments as in `stream`.
         """
-        fixed: dict[str, Any] = {"tokenizer": tokenizer, "slots": slots, "batch_invariant": batch_invariant}
-        return self.stream(prompts, options, **fixed, **changes).run()
+        return self.stream(prompts, options, **settings).run()
 
     def stream(
         self,

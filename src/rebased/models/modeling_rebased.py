@@ -258,26 +258,18 @@ NOT_HERE = ("name", "conv_width", "output_gate")  # no arguments; a model that u
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them."""
+    """fc2(gelu(fc1(x))); or, gated and without biases, fc2(silu(a) * b) with a, b the halves of fc1(x)."""
 
-    def __init__(self, d_model: int, hidden: int) -> None:
+    def __init__(self, d_model: int, hidden: int, gated: bool) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(d_model, hidden), nn.Linear(hidden, d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return fc2(gelu(fc1(x))): [..., D] -> [..., D]."""
-        return self.fc2(functional.gelu(self.fc1(x)))
-
-
-class SwiGLU(nn.Module):
-    """Three linear layers without biases: fc2(silu(a) * b) with a, b the halves of fc1(x)."""
-
-    def __init__(self, d_model: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(d_model, 2 * hidden, bias=False), nn.Linear(hidden, d_model, bias=False)
+        self.gated = gated
+        self.fc1 = nn.Linear(d_model, 2 * hidden if gated else hidden, bias=not gated)
+        self.fc2 = nn.Linear(hidden, d_model, bias=not gated)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output: [..., D] -> [..., D]."""
+        if not self.gated:
+            return self.fc2(functional.gelu(self.fc1(x)))
         gate, value = self.fc1(x).chunk(2, dim=-1)
         return self.fc2(functional.silu(gate) * value)
 
@@ -292,7 +284,8 @@ def build_mlp(model: dict[str, Any]) -> nn.Module:
     D, hidden = model["d_model"], model["mlp_ratio"] * model["d_model"]
     if not hidden:
         return nn.Identity()
-    return SwiGLU(D, -(-2 * hidden // 24) * 8) if model.get("mlp") == "swiglu" else MLP(D, hidden)
+    gated = model.get("mlp") == "swiglu"
+    return MLP(D, -(-2 * hidden // 24) * 8 if gated else hidden, gated)
 
 
 class Block(nn.Module):

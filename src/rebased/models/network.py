@@ -14,6 +14,7 @@ from rebased.mixers import (
     Slots,
     call_init_state,
     can_extend,
+    check_mixer_causality,
     check_state_size,
     find_residual_projections,
     mixer_name,
@@ -193,22 +194,18 @@ class Network(nn.Module):
             )
         tokens = to_device([token for document in documents for token in document], torch.int64, weight.device)
         x = embed(tokens.unsqueeze(0), weight)  # [1,N,D]
+        ends = [state.position + length for state, length in zip(states, lengths, strict=True)]
         if self.positions is not None:
-            starts = [state.position for state in states]
-            end = max(start + length for start, length in zip(starts, lengths, strict=True))
-            self.check_positions(end)
-            places = [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-            x = x + self.positions(to_device([p for each in places for p in each], torch.int64, weight.device))
+            self.check_positions(max(ends))
+            places = [place for end, length in zip(ends, lengths, strict=True) for place in range(end - length, end)]
+            x = x + self.positions(to_device(places, torch.int64, weight.device))
         x = self.dropout(x)
         layers: list[Sequence[Any]] = []
         cu_seqlens = start_numbers(lengths, weight.device)
         for number, block in enumerate(self.blocks):
             x, after = block.extend_documents(x, lengths, [state.layers[number] for state in states], cu_seqlens)
             layers.append(after)
-        found = [
-            LMState(state.position + length, tuple(layer[n] for layer in layers))
-            for n, (state, length) in enumerate(zip(states, lengths, strict=True))
-        ]
+        found = [LMState(end, of_layers) for end, of_layers in zip(ends, zip(*layers, strict=True), strict=True)]
         return list(self.norm(x)[0].split(lengths)), found
 
     def extend_packed(self, tokens: Tensor, places: Tensor, cu_seqlens: Tensor, states: Sequence[Any]) -> list[Any]:
@@ -283,3 +280,22 @@ class Network(nn.Module):
                 f"{end} tokens are more than the {self.config.max_len} learned positions; "
                 f"build the model with max_len >= {end}, or with positions 'none'"
             )
+
+
+@torch.no_grad()
+def check_causality(model: Network, length: int = 32) -> None:
+    """Raise a ValueError that names the first mixer of the model that looks ahead, fails or returns a wrong shape.
+
+    One short sequence of random tokens (at most `length`) goes through the layers, on the model's device and in its
+    dtype. Each mixer is then called again with later tokens changed: its earlier outputs must stay the same. Weights,
+    buffers, training mode and random number streams are left as they are. Call it before torch.compile and before
+    weights are distributed.
+    """
+    config, weight = model.config, model.embedding.weight
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (1, min(length, config.max_len)), generator=generator).to(weight.device)
+    x = weight[tokens]
+    if model.positions is not None:
+        x = x + model.positions.weight[: tokens.shape[1]]
+    for block in model.blocks:
+        x = block.feed(x + check_mixer_causality(block.mixer, block.norm1(x)))

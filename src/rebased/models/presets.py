@@ -91,25 +91,24 @@ def preset_to_change(
     """Return `preset(...)` without its warning, for callers that change heads first and call `check_heads` after."""
     mixers: list[Any]
     if name in _MQAR:
-        d_model = d_model or 128
+        d_model, vocab_size, max_len = d_model or 128, vocab_size or 8192, max_len or 256
         mixers = [_linear(mixer, d_model) if mixer in _LINEAR else mixer for mixer in _MQAR[name]]
         shape: dict[str, Any] = {"n_layers": 2}
         if name == "mamba":
             shape |= {"block": "mamba", "embed_dropout": 0.0}
-        vocab_size, max_len = vocab_size or 8192, max_len or 256
     elif name in preset_names():
-        modern: dict[str, Any] = {}
+        d_model, vocab_size, max_len = d_model or 768, vocab_size or 50304, max_len or 4096
+        shape = {"n_layers": 12, "mlp_ratio": 4, "embed_dropout": 0.0}
         if name == "lm-modern":
-            layers, mixers = 12, [{"name": "attention", "n_heads": 12, **MODERN_ATTENTION}]
-            modern = MODERN_MODEL
+            mixers = [{"name": "attention", "n_heads": 12, **MODERN_ATTENTION}]
+            shape |= MODERN_MODEL
         elif name == "lm-attention":
-            layers, mixers = 12, [{"name": "attention", "n_heads": 12, "qkv_bias": False, "dropout": 0.0}]
+            mixers = [{"name": "attention", "n_heads": 12, "qkv_bias": False, "dropout": 0.0}]
         else:
             family, _, mixer = name.removeprefix("lm-").rpartition("-")
             n_heads, key_width = _LM[family]
-            layers, mixers = 18, ["short_conv", {"name": mixer, "n_heads": n_heads, "key_width": key_width}]
-        shape = {"n_layers": layers, "mlp_ratio": 4, "embed_dropout": 0.0, **modern}
-        d_model, vocab_size, max_len = d_model or 768, vocab_size or 50304, max_len or 4096
+            mixers = ["short_conv", {"name": mixer, "n_heads": n_heads, "key_width": key_width}]
+            shape["n_layers"] = 18
     else:
         raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, preset_names())}")
     return LMConfig(vocab_size=vocab_size, d_model=d_model, max_len=max_len, mixers=tuple(mixers), **shape)

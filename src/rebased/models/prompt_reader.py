@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,20 +20,19 @@ SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
 
 @dataclass(eq=False)
 class Reading:
-    """A prompt of a job that is being read."""
+    """A prompt of a job that is being read, for all the prompts of the job that are equal to it."""
 
     job: Job
-    number: int  # of the prompt
+    numbers: list[int]  # of these prompts
     state: LMState
     marks: deque[int]  # numbers of tokens after which the state is kept, rising
     cached: int  # tokens that a kept state had read
-    scores: list[Scored] = field(default_factory=list)
-    same: "Reading | None" = None  # an equal prompt, whose state this one takes
+    scores: list[Scored]
 
     @property
     def prompt(self) -> list[int]:
         """The tokens."""
-        return self.job.prompts[self.number]
+        return self.job.prompts[self.numbers[0]]
 
     @property
     def left(self) -> int:
@@ -50,35 +49,25 @@ class PromptReader:
     """
 
     def __init__(
-        self,
-        model: Network,
-        prefixes: PrefixStates,
-        *,
-        batch_invariant: bool = False,
-        graphs: PromptGraphs | None = None,
+        self, model: Network, prefixes: PrefixStates, batch_invariant: bool, graphs: PromptGraphs | None
     ) -> None:
         self._model, self._prefixes, self._by_itself = model, prefixes, batch_invariant
         self._graphs = None if batch_invariant else graphs
         self._grid = CHUNK_GRID if batch_invariant else 1
-        self._empty: LMState | None = None  # states are values: all prompts begin with the same one
+        self._empty = model.init_state(1)  # states are values: all prompts begin with the same one
 
     def begin(self, job: Job, number: int) -> Reading:
         """Begin with a prompt of a job, where a kept state ends."""
-        prompt = job.prompts[number]
-        marks = {*job.marks[number]} if job.marks else set()
-        marks = {mark // self._grid * self._grid for mark in marks} | {len(prompt) - 1}
+        prompt, given = job.prompts[number], job.marks[number] if job.marks else ()
+        state, scores, shared = self._empty, list[Scored](), 0
         if job.score_prompts:  # every token has to be read
             scores = [Scored(prompt[0], None, [])]
-            return Reading(job, number, self._first_state(), _rising(marks, 0, prompt), 0, scores)
-        found = self._prefixes.find(prompt[:-1], self._grid)
-        marks.add(found.shared // self._grid * self._grid)
-        state = found.state or self._first_state()
-        return Reading(job, number, state, _rising(marks, state.position, prompt), state.position)
-
-    def _first_state(self) -> LMState:
-        if self._empty is None:
-            self._empty = self._model.init_state(1)
-        return self._empty
+        else:
+            found = self._prefixes.find(prompt[:-1], self._grid)
+            state, shared = found.state or state, found.shared
+        marks = {mark // self._grid * self._grid for mark in (*given, shared)} | {len(prompt) - 1}
+        rising = deque(sorted(mark for mark in marks if state.position < mark < len(prompt)))
+        return Reading(job, [number], state, rising, state.position, scores)
 
     @torch.no_grad()
     def read(self, readings: Sequence[Reading], budget: float) -> int:
@@ -92,7 +81,7 @@ class PromptReader:
         if self._graphs is not None:
             budget, most_prompts = min(budget, self._graphs.most_tokens), self._graphs.most_prompts
         for reading in readings:
-            start, left = reading.state.position, 0 if reading.same else reading.left
+            start, left = reading.state.position, reading.left
             if len(pieces) == most_prompts:
                 break
             if self._by_itself:
@@ -117,9 +106,6 @@ class PromptReader:
                 reading.marks.popleft()
                 marked.append((reading.prompt[:stop], state))
         self._prefixes.keep(marked)
-        for reading in readings:
-            if reading.same is not None:
-                reading.state = reading.same.state
         return count
 
     def _extend(self, pieces: Sequence[tuple[Reading, int, int]]) -> tuple[Sequence[Tensor | None], list[LMState]]:
@@ -164,7 +150,3 @@ def score_rows(logits: Tensor, tokens: list[int], top: int) -> list[Scored]:
         Scored(token, logprob, list(zip(index, value, strict=True)))
         for token, logprob, value, index in zip(tokens, chosen, values, indices, strict=True)
     ]
-
-
-def _rising(marks: set[int], start: int, prompt: list[int]) -> deque[int]:
-    return deque(sorted(mark for mark in marks if start < mark < len(prompt)))

@@ -6,11 +6,11 @@ sequence gets does not depend on the others in its batch.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +22,18 @@ UNIT = 2.0**40  # weights are drawn as whole numbers: their sums are exact, in a
 
 Mode = Literal["greedy", "draw", "filter"]
 """What the rows of a batch need at most: no draw, a draw, or a draw from the tokens that filters leave."""
+MODES: tuple[Mode, ...] = ("greedy", "draw", "filter")
+
+
+FLOAT = (int, float)
+RANGES: tuple[tuple[str, Any, float, float, str], ...] = (  # setting, type, lowest, highest, remedy
+    ("temperature", FLOAT, 0, 1e4, "0 (greedy) or more, at most 10,000"),
+    ("top_p", FLOAT, math.ulp(0.0), 1, "a probability above 0, at most 1 (all tokens)"),
+    ("min_p", FLOAT, 0, 1, "a share from 0 (all tokens) to 1"),
+    ("repetition_penalty", FLOAT, 1e-3, 1e3, "0.001 to 1000 (1: none)"),
+    ("top_k", int, 0, 2**31 - 1, "a number of tokens, or 0 for all"),
+    ("seed", int, 0, 2**63 - 1, "0 to 2^63 - 1"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,27 +61,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        for name, kind, lowest, highest, remedy in RANGES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"{name} {value!r} is not a number")
-        for name in ("top_k", "seed"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
-                raise ValueError(f"{name} {getattr(self, name)!r} is not a whole number")
-        if not 0 <= self.temperature <= 1e4:
-            raise ValueError(f"temperature {self.temperature} is out of range; give 0 (greedy) or more, at most 10,000")
-        if not 0 <= self.top_k < 2**31:
-            raise ValueError(f"top_k {self.top_k} is out of range; give a number of tokens, or 0 for all")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} is out of range; give a probability above 0, at most 1 (all tokens)")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p {self.min_p} is out of range; give a share from 0 (all tokens) to 1")
-        if not 1e-3 <= self.repetition_penalty <= 1e3:
-            raise ValueError(
-                f"repetition_penalty {self.repetition_penalty} is out of range; give 0.001 to 1000 (1: none)"
-            )
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed {self.seed} is out of range; give 0 to 2^63 - 1")
+            if isinstance(value, bool) or not isinstance(value, kind) or value != value or abs(value) == math.inf:
+                raise ValueError(f"{name} {value!r} is not a {'whole ' if kind is int else ''}number")
+            if not lowest <= value <= highest:
+                raise ValueError(f"{name} {value} is out of range; give {remedy}")
 
     @property
     def is_greedy(self) -> bool:
@@ -84,14 +81,8 @@ class Sampling:
         return "filter" if self.top_k > 0 or self.top_p < 1 or self.min_p > 0 else "draw"
 
 
-GREEDY = Sampling(temperature=0.0)
-
-
 class SlotSampling:
-    """The sampling of one sequence, ready to be put into a slot.
-
-    It is number `sequence` of a seed. `tokens` are all its tokens so far, the prompt's too.
-    """
+    """The sampling of sequence number `sequence` of a seed, whose tokens so far, the prompt's too, are `tokens`."""
 
     def __init__(self, sampling: Sampling, tokens: Sequence[int], sequence: int) -> None:
         self.sampling, self.tokens = sampling, tokens
@@ -104,8 +95,7 @@ class SamplingSlots:
     """The sampling of S sequences as tensors on a device: settings, random streams, and which tokens have been seen."""
 
     def __init__(self, count: int, vocab_size: int, device: torch.device) -> None:
-        self._settings = [GREEDY] * count
-        self._count: Counter[Mode] = Counter({"greedy": count})  # of the slots that need each
+        self._modes = np.zeros(count, dtype=np.int8)  # what each slot needs, as its place in MODES
         self.temperature = torch.zeros(count, device=device)
         self.top_k = torch.full((count,), vocab_size, device=device)
         self.top_p = torch.ones(count, device=device)
@@ -118,14 +108,12 @@ class SamplingSlots:
 
     def put(self, slots: Sequence[int], given: Sequence["SlotSampling"]) -> None:
         """Set some slots. The host does not wait for the device."""
-        for slot, each in zip(slots, given, strict=True):
-            self._set(slot, each.sampling)
+        self._modes[slots] = [MODES.index(each.sampling.mode) for each in given]
         vocab_size, device = self.seen.shape[1], self.seen.device
         index = to_device(slots, torch.int64, device)
         numbers = to_device([each.numbers for each in given], torch.float32, device)
-        for mine, column in zip(
-            (self.temperature, self.top_p, self.min_p, self.penalty), numbers.unbind(1), strict=True
-        ):
+        fractions = (self.temperature, self.top_p, self.min_p, self.penalty)
+        for mine, column in zip(fractions, numbers.unbind(1), strict=True):
             mine.index_copy_(0, index, column)
         ranks = [min(each.sampling.top_k or vocab_size, vocab_size) for each in given]
         whole = to_device([(rank, each.key) for rank, each in zip(ranks, given, strict=True)], torch.int64, device)
@@ -139,17 +127,12 @@ class SamplingSlots:
 
     def clear(self, slot: int) -> None:
         """Say that nobody uses a slot: it then needs no draw."""
-        self._set(slot, GREEDY)
-
-    def _set(self, slot: int, sampling: Sampling) -> None:
-        self._count[self._settings[slot].mode] -= 1
-        self._count[sampling.mode] += 1
-        self._settings[slot] = sampling
+        self._modes[slot] = 0
 
     @property
     def mode(self) -> Mode:
         """What the slots need at most."""
-        return "filter" if self._count["filter"] else "draw" if self._count["draw"] else "greedy"
+        return MODES[self._modes.max()]
 
     def choose(self, logits: Tensor, mode: Mode) -> Tensor:
         """Return the next token of each slot, [S] int64, from logits [S,V]; `mode` is at least that of the slots."""
@@ -165,10 +148,6 @@ class SamplingSlots:
             lowest = lowest_score(scores, self.top_k, self.top_p, self.min_p)
             scores = scores.masked_fill(scores < lowest.unsqueeze(1), -torch.inf)
         return torch.where(is_greedy, best, draw(scores, uniform(self.key, self.drawn)))
-
-    def choose_alone(self, slot: int, logits: Tensor) -> Tensor:
-        """Return the next token of one slot, [1], from the logits [S,V] of all."""
-        return self.part(slot, slot + 1).choose(logits[slot : slot + 1], self._settings[slot].mode)
 
     def part(self, start: int, stop: int) -> "SamplingSlots":
         """Return some of the slots, which share their memory with these."""

@@ -9,14 +9,13 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from rebased.models.decoder import Decoder
 from rebased.models.invariant_decoder import InvariantDecoder
@@ -72,7 +71,6 @@ class _Launched(NamedTuple):
     lengths: np.ndarray  # tokens before this one
     ends: np.ndarray  # the end-of-text tokens; -1: none
     is_last: np.ndarray  # whether a sequence gets no token after this one
-    failed: dict[int, Exception]  # by slot
     tops: Tops  # by the numbers of sequences
     follows: float | None  # when the pass over prompts began that came just before it
 
@@ -112,9 +110,7 @@ class Scheduler:
         self.batch_invariant = isinstance(decoder, InvariantDecoder)
         self.prefixes = PrefixStates(0) if prefixes is None else prefixes
         self.stats = Stats()
-        self._reader = PromptReader(
-            decoder.model, self.prefixes, batch_invariant=self.batch_invariant, graphs=prompt_graphs
-        )
+        self._reader = PromptReader(decoder.model, self.prefixes, self.batch_invariant, prompt_graphs)
         self._waiting: deque[tuple[Job, int]] = deque()  # prompts by their numbers
         self._reading: list[Reading] = []  # prompts that are read together, in the order in which they came
         self._ready: deque[tuple[Reading, int]] = deque()  # sequences whose prompts are read, without slots
@@ -134,11 +130,6 @@ class Scheduler:
         self._pass_began: float | None = None  # of a pass over prompts, until the first step after it is over
         self._pass_ended = 0.0
         self._shortest_pass: float | None = None  # seconds: about what a pass takes whatever it reads
-
-    @property
-    def running(self) -> int:
-        """How many sequences are in slots."""
-        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -164,8 +155,7 @@ class Scheduler:
 
     def stop(self, number: int, length: int) -> None:
         """End a sequence, which is worth `length` tokens. Nothing of it is told any more."""
-        sequence = self._open.get(number)
-        if sequence is not None and not sequence.job.over:
+        if (sequence := self._open.get(number)) is not None and not sequence.job.over:
             self._close(sequence, useful=len(sequence.prompt) + length)
 
     def step(self, on_prefill: Callable[[int, int], None] = lambda done, total: None) -> list[Told]:
@@ -197,10 +187,9 @@ class Scheduler:
         slots = np.fromiter(self._running, dtype=np.int64, count=len(self._running))
         lengths = self._length[slots]
         is_last = lengths + 1 >= self._limit[slots]
-        numbers, ends, failed = self._number[slots], self._end_token[slots], dict(self.decoder.failed)
-        fetch = Fetch(made)
+        numbers, ends = self._number[slots], self._end_token[slots]
         follows, self._pass_began = self._pass_began, None
-        self._launched.append(_Launched(fetch, slots, numbers, lengths, ends, is_last, failed, self._tops(), follows))
+        self._launched.append(_Launched(Fetch(made), slots, numbers, lengths, ends, is_last, self._tops(), follows))
         self._length[slots] += 1
         for slot in slots[is_last].tolist():
             sequence = self._running[slot]
@@ -220,8 +209,12 @@ class Scheduler:
             self._pass_ended, took = now, now - step.follows
             self._shortest_pass = took if self._shortest_pass is None else min(self._shortest_pass, took)
         tokens, logprobs = tokens[step.slots], logprobs[step.slots]
-        if step.failed or not np.isfinite(logprobs).all():
-            self._fail_some(step, logprobs)
+        for row in (~np.isfinite(logprobs)).nonzero()[0]:
+            if (sequence := self._open.get(int(step.numbers[row]))) is not None:
+                length = len(sequence.prompt) + step.lengths[row]
+                message = f"the model's logits are not finite after {length} tokens: it has diverged in training, or "
+                message += "its precision is too low"
+                self._fail(sequence.job, Failed("model", message, ValueError(message)))
         if self._has_ended:
             self._drop_ended()
         numbers, is_last, is_end = step.numbers.tolist(), step.is_last, tokens == step.ends
@@ -243,21 +236,6 @@ class Scheduler:
             sequence = self._open[number]
             useful = len(sequence.prompt) + len(sequence.tokens) - (reason == "stop")  # nothing follows an end of text
             self._close(sequence, useful)
-
-    def _fail_some(self, step: _Launched, logprobs: np.ndarray) -> None:
-        """End the jobs of sequences that got no token in a step, or none that counts."""
-        for row, (number, slot) in enumerate(zip(step.numbers.tolist(), step.slots.tolist(), strict=True)):
-            sequence = self._open.get(number)
-            if sequence is None:
-                continue
-            if slot in step.failed:
-                with self._failing_alone(sequence.job, "the next token could not be taken"):
-                    raise step.failed[slot]
-            elif not math.isfinite(logprobs[row]):
-                length = len(sequence.prompt) + step.lengths[row]
-                message = f"the model's logits are not finite after {length} tokens: it has diverged in training, or "
-                message += "its precision is too low"
-                self._fail(sequence.job, Failed("model", message, ValueError(message)))
 
     def _may_read(self) -> bool:
         """Whether prompts are read before the next step, or gather."""
@@ -307,20 +285,27 @@ class Scheduler:
                 left, slots = left + begun.left, slots + job.options.n
 
     def _begin_together(self) -> None:
-        """Begin with the next prompts that can be read whole in one pass. Equal ones of a job are read once."""
+        """Begin with the next prompts that can be read whole in one pass. Equal ones of a job are read once.
+
+        At most as many different ones as there are slots, of `prefill_chunk` tokens together; a longer one alone.
+        """
         if self._reading:
             return
         chunk = 0 if self.batch_invariant else self.decoder.prefill_chunk
-        count = count_together((job.prompts[number] for job, number in self._waiting), self.decoder.slots, chunk)
-        first: dict[tuple[int, ...], Reading] = {}
-        for _ in range(count):
-            job, number = self._waiting.popleft()
+        tokens, first = 0, dict[tuple[int, ...], Reading | None]()
+        while self._waiting:
+            job, number = self._waiting[0]
             prompt = tuple(job.prompts[number])
+            if prompt not in first:
+                if first and (len(first) == self.decoder.slots or tokens + len(prompt) > chunk):
+                    return
+                tokens += len(prompt)
+            self._waiting.popleft()
             same = first.get(prompt)
             if same is not None and same.job is job and not job.score_prompts:
-                self._reading.append(replace(same, number=number, same=same))
-            elif (reading := self._begin(job, number)) is not None:
-                first[prompt] = reading
+                same.numbers.append(number)
+            else:
+                first[prompt] = self._begin(job, number)
 
     def _begin(self, job: Job, number: int) -> Reading | None:
         if not job.over:
@@ -348,20 +333,18 @@ class Scheduler:
         if count and self._pass_began is None:  # not where all was known before
             self._pass_began = started
         on_prefill(sum(each.state.position for each in self._reading), sum(len(each.prompt) for each in self._reading))
-        unread = []
-        for reading in self._reading:
-            if reading.left:
-                unread.append(reading)
-            elif not reading.job.over:
-                self._end_reading(reading)
-        self._reading = [reading for reading in unread if not reading.job.over]
+        read = [(each, number) for each in self._reading if not each.left for number in each.numbers]
+        for reading, number in sorted(read, key=lambda each: (each[0].job.key, each[1])):  # as they came
+            if not reading.job.over:
+                self._end_reading(reading, number)
+        self._reading = [reading for reading in self._reading if reading.left and not reading.job.over]
         return max(1, count)
 
-    def _end_reading(self, reading: Reading) -> None:
+    def _end_reading(self, reading: Reading, prompt: int) -> None:
         """Let the sequences of a prompt that is read wait for slots."""
         job, n = reading.job, reading.job.options.n
-        self._tell(job, PromptRead(reading.number, reading.cached, reading.scores))
-        for number in range(reading.number * n, (reading.number + 1) * n):
+        self._told.append(OfJob(job.key, PromptRead(prompt, reading.cached, reading.scores)))
+        for number in range(prompt * n, (prompt + 1) * n):
             if job.only_read:
                 sequence = self._begin_sequence(job, number, None)
                 self._told.append(NewTokens([], [], [], {}, {sequence.number: "length"}))
@@ -418,25 +401,24 @@ class Scheduler:
 
     def _tops(self) -> Tops:
         """Return the log-probability and the most probable tokens of the sequences that asked for them, by number."""
-        wanted = {slot: each.job.top for slot, each in self._running.items() if each.job.top}
-        if not wanted:
-            return {}
-        found: Tops = {}  # by slot
-        logits, tokens = self.decoder.logits, self.decoder.tokens
-
-        def score(slots: list[int]) -> None:
-            index = torch.tensor(slots, device=logits.device)
-            rows = score_rows(logits[index], tokens[index].tolist(), max(wanted[slot] for slot in slots))
-            for slot, row in zip(slots, rows, strict=True):
-                found[slot] = (row.logprob or 0.0, row.top[: wanted[slot]])
-
-        if not self.batch_invariant:
+        slots = [slot for slot, each in self._running.items() if each.job.top]
+        if slots and not self.batch_invariant:
             with suppress(Exception):  # which of them it was shows when each is scored by itself
-                score(list(wanted))
-        for slot in [slot for slot in wanted if slot not in found]:
+                return self._score(slots)
+        found: Tops = {}
+        for slot in slots:
             with self._failing_alone(self._running[slot].job, "the next token could not be scored"):
-                score([slot])
-        return {self._running[slot].number: scored for slot, scored in found.items()}
+                found |= self._score([slot])
+        return found
+
+    def _score(self, slots: list[int]) -> Tops:
+        sequences = [self._running[slot] for slot in slots]
+        logits, tokens = self.decoder.logits[slots], self.decoder.tokens[slots].tolist()
+        rows = score_rows(logits, tokens, max(each.job.top or 0 for each in sequences))
+        return {
+            each.number: (row.logprob or 0.0, row.top[: each.job.top])
+            for each, row in zip(sequences, rows, strict=True)
+        }
 
     @contextmanager
     def _failing_alone(self, job: Job, what: str) -> Iterator[None]:
@@ -457,7 +439,7 @@ class Scheduler:
     def _fail(self, job: Job, why: Failed) -> None:
         if not job.over:
             self.stats.failures += 1
-            self._tell(job, why)
+            self._told.append(OfJob(job.key, why))
             self._end(job)
 
     def _end(self, job: Job) -> None:
@@ -472,29 +454,7 @@ class Scheduler:
             del self._open[sequence.number]
             self._keeping.discard(sequence.number)
             if sequence.slot is not None:
-                with suppress(Exception):  # of a device that is gone; the next step will tell
-                    self._leave_slot(sequence)
+                self._leave_slot(sequence)
         self._ready = deque(each for each in self._ready if not each[0].job.over)
         self._reading = [reading for reading in self._reading if not reading.job.over]
         self._waiting = deque(each for each in self._waiting if not each[0].over)
-
-    def _tell(self, job: Job, event: PromptRead | Failed) -> None:
-        if not job.over:
-            self._told.append(OfJob(job.key, event))
-
-
-def count_together(prompts: Iterable[list[int]], slots: int, chunk: int) -> int:
-    """Return how many of the first prompts are read in one pass.
-
-    They have at most `slots` different prompts of `chunk` tokens together; a longer prompt is read alone.
-    """
-    different, tokens, count = set[tuple[int, ...]](), 0, 0
-    for each in prompts:
-        prompt = tuple(each)
-        if prompt not in different:
-            if different and (len(different) == slots or tokens + len(prompt) > chunk):
-                break
-            different.add(prompt)
-            tokens += len(prompt)
-        count += 1
-    return count

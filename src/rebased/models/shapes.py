@@ -1,6 +1,6 @@
 """Models without memory for their weights, on the meta device: to count parameters and to check shapes and sizes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,14 +81,8 @@ class _NothingIsDrawn(TorchFunctionMode):
     """Skips the drawing of random weights. On the meta device it does nothing, but torch would import its compiler for
     it, which takes two seconds."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func in _DRAWS:
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

@@ -30,7 +30,8 @@ REMEDY = "copy it again from where it was made, or train it again"
 
 def save_model(model: LanguageModel, folder: Path) -> None:
     """Write the model's weights, config and checksum to folder/model.safetensors. Equal models give equal files."""
-    tensors, about = _contents(model)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _tensors(model).items()}
+    about = {"format": FORMAT, "model": model.config.model_dump(mode="json")}
     about[CHECKSUM] = _checksum(about, tensors, tensors.__getitem__)
     path = folder / WEIGHTS
     try:
@@ -62,7 +63,12 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
             if any(tensor.dtype == torch.float64 for tensor in there.values()):
                 model = model.double()
             own = _tensors(model)
-            _check_kinds(path, there, own)
+            if odd := [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name))]:
+                kinds = f"{_kind(there.get(min(odd)))} in the file and {_kind(own.get(min(odd)))} in the model"
+                raise ValueError(
+                    f"{path} does not fit its own config: {min(odd)} is {kinds} ({len(odd)} such); it was written by "
+                    "other code, or damaged"
+                )
             with torch.no_grad():
                 for name, tensor in own.items():
                     tensor.copy_(there[name])
@@ -75,14 +81,7 @@ def model_checksum(path: Path | str) -> str:
     """Return the checksum that a run's folder or a model.safetensors names."""
     path = _file(path)
     with safe_open(path, framework="pt") as file:
-        checksum: str = _about(path, file.metadata())[CHECKSUM]
-    return checksum
-
-
-def _contents(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a model's file, on the CPU, and its metadata without the checksum."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in _tensors(model).items()}
-    return tensors, {"format": FORMAT, "model": model.config.model_dump(mode="json")}
+        return str(_about(path, file.metadata())[CHECKSUM])
 
 
 def _file(path: Path | str) -> Path:
@@ -131,20 +130,8 @@ def _build(path: Path, config: dict[str, Any]) -> LanguageModel:
         raise ValueError(f"{path}: the model's config is not one that this version knows: {explain(error)}") from error
 
 
-def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise ValueError if the names, shapes and dtypes in the file are not those of the model. A tensor may have
-    another floating dtype, which the checksum covers."""
-    odd = [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name))]
-    if odd:
-        name = min(odd)
-        raise ValueError(
-            f"{path} does not fit its own config: {name} is {_kind(there.get(name))} in the file and "
-            f"{_kind(own.get(name))} in the model ({len(odd)} such); it was written by other code, or damaged"
-        )
-
-
 def _are_alike(a: Tensor | None, b: Tensor | None) -> bool:
-    """True if both are there, of one shape, and of one dtype or both floating."""
+    """True if both are there, of one shape, and of one dtype or both floating (the checksum covers the dtype)."""
     if a is None or b is None or a.shape != b.shape:
         return False
     return a.dtype == b.dtype or (a.is_floating_point() and b.is_floating_point())

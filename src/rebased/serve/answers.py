@@ -3,11 +3,12 @@
 import time
 import uuid
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from rebased.data.tokenizer import ByteTokenizer, Tokenizer
 from rebased.models import FinishReason
-from rebased.models.job import Made, PromptRead, Scored
+from rebased.models.job import Job, Made, PromptRead, Scored
 
 END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
 
@@ -48,34 +49,22 @@ class ChoiceSoFar:
 
 
 class Answer:
-    """One answer as it comes: choices, usage, and how both look in JSON.
+    """The answer to a job as it comes: choices, usage, and how both look in JSON.
 
-    `chat` says which of the two interfaces it is for. With `with_logprobs` tokens have log-probabilities. `echoes` are
-    the texts of the prompts where these come before what was made.
+    `chat` says which of the two interfaces it is for. `echoes` are the texts of the prompts where these come before
+    what was made.
     """
 
     def __init__(
-        self,
-        model: str,
-        names: TokenNames,
-        *,
-        chat: bool,
-        prompts: list[list[int]],
-        n: int,
-        with_logprobs: bool,
-        echoes: list[str] | None = None,
+        self, model: str, names: TokenNames, job: Job, *, chat: bool = False, echoes: list[str] | None = None
     ) -> None:
-        self.chat, self.names, self.n, self.with_logprobs, self.echoes = chat, names, n, with_logprobs, echoes
-        self.choices = [ChoiceSoFar() for _ in range(len(prompts) * n)]
-        self.prompt_tokens = sum(map(len, prompts))
+        self.names, self.chat, self.echoes, self.n = names, chat, echoes, job.options.n
+        self.with_logprobs = job.top is not None
+        self.choices = [ChoiceSoFar() for _ in range(job.count)]
+        self.prompt_tokens = sum(map(len, job.prompts))
         self.cached_tokens = self.made_tokens = 0
         prefix, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
-        self.head = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
+        self.head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
     def begin(self, read: PromptRead) -> list[tuple[int, str, list[Scored]]]:
         """Note that a prompt is read. Returns (choice, text, tokens) where choices begin with it."""
@@ -109,36 +98,25 @@ class Answer:
         choices = []
         for number, choice in enumerate(self.choices):
             text = "".join(choice.texts)
-            content = (
-                {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
-            )
-            choices.append(
-                {
-                    "index": number,
-                    **content,
-                    "logprobs": self._logprobs(choice, choice.scored),
-                    "finish_reason": choice.finish_reason,
-                }
-            )
+            message = {"role": "assistant", "content": text, "refusal": None}
+            content = {"message": message} if self.chat else {"text": text}
+            choices.append(self._choice(number, content, choice.scored, choice.finish_reason))
         return {**self.head, "choices": choices, "usage": self.usage()}
 
     def first_chunks(self) -> list[dict[str, Any]]:
         """Return the chunks before any text: in a chat, whose turn it is."""
-        if not self.chat:
-            return []
-        return [
-            self._chunk(number, {"delta": {"role": "assistant", "content": ""}}, None, None)
-            for number in range(len(self.choices))
-        ]
+        begin = {"delta": {"role": "assistant", "content": ""}}
+        numbers = range(len(self.choices) if self.chat else 0)
+        return [self._chunk([{"index": n, **begin, "logprobs": None, "finish_reason": None}]) for n in numbers]
 
     def chunk(self, number: int, text: str, scored: list[Scored], finish: FinishReason | None) -> dict[str, Any]:
         """Return one chunk of a stream."""
         delta = {"delta": {"content": text} if text or finish is None else {}} if self.chat else {"text": text}
-        return self._chunk(number, delta, self._logprobs(self.choices[number], scored), finish)
+        return self._chunk([self._choice(number, delta, scored, finish)])
 
     def last_chunk(self) -> dict[str, Any]:
         """Return the chunk that tells the usage."""
-        return {**self._chunk_head(), "choices": [], "usage": self.usage()}
+        return {**self._chunk([]), "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens."""
@@ -149,14 +127,15 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    def _chunk_head(self) -> dict[str, Any]:
-        return {**self.head, "object": "chat.completion.chunk"} if self.chat else self.head
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {**self.head, "object": "chat.completion.chunk"} if self.chat else self.head
+        return {**head, "choices": choices}
 
-    def _chunk(
-        self, number: int, content: dict[str, Any], logprobs: dict[str, Any] | None, finish: FinishReason | None
+    def _choice(
+        self, number: int, content: dict[str, Any], scored: list[Scored], finish: FinishReason | None
     ) -> dict[str, Any]:
-        choice = {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._chunk_head(), "choices": [choice]}
+        logprobs = self._logprobs(self.choices[number], scored)
+        return {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, choice: ChoiceSoFar, scored: list[Scored]) -> dict[str, Any] | None:
         if not self.with_logprobs:
@@ -175,10 +154,7 @@ class Answer:
 
     def _completion_logprobs(self, choice: ChoiceSoFar, scored: list[Scored]) -> dict[str, Any]:
         tokens = [self.names[each.token] for each in scored]
-        offsets = []
-        for token in tokens:
-            offsets.append(choice.characters)
-            choice.characters += len(token)
+        *offsets, choice.characters = accumulate(map(len, tokens), initial=choice.characters)
         return {
             "tokens": tokens,
             "token_logprobs": [each.logprob for each in scored],

@@ -15,14 +15,8 @@ from rebased.serve.metrics import Measured
 from rebased.serve.service import Service
 
 PATHS = (
-    "/",
-    "/health",
-    "/metrics",
-    "/v1/models",
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/tokenize",
-    "/detokenize",
+    *("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"),
+    *("/tokenize", "/detokenize"),
 )
 SECURITY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -46,6 +40,7 @@ def build_app(service: Service, hosts: frozenset[str] | None = None) -> FastAPI:
     app.add_middleware(AllowedHosts, names=allowed_names() if hosts is None else hosts)
     app.add_middleware(Measured, metrics=service.metrics, paths=PATHS)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
+    guarded.get("/tokenizer_info")(service.tokenizer_info)
 
     @guarded.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -56,19 +51,19 @@ def build_app(service: Service, hosts: frozenset[str] | None = None) -> FastAPI:
         service.check_model(name)
         return service.about()
 
-    for path, handler in (
-        ("/v1/completions", service.complete),
-        ("/v1/chat/completions", service.chat),
-        ("/tokenize", service.tokenize),
-        ("/detokenize", service.detokenize),
-    ):
-        app.add_route(path, _guarded(service, handler), methods=["POST"])  # FastAPI's own routes take longer
-
-    @guarded.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
-        return service.tokenizer_info()
-
     app.include_router(guarded)
+
+    def post(path: str, handler: Callable[[Request], Any]) -> None:
+        async def handle(request: Request) -> Any:
+            service.check_key(request)
+            return await handler(request)
+
+        app.add_route(path, handle, methods=["POST"])  # FastAPI's own routes take longer
+
+    post("/v1/completions", service.complete)
+    post("/v1/chat/completions", service.chat)
+    post("/tokenize", service.tokenize)
+    post("/detokenize", service.detokenize)
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -80,20 +75,6 @@ def build_app(service: Service, hosts: frozenset[str] | None = None) -> FastAPI:
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     page = (files("rebased.serve") / "page.html").read_text(encoding="utf-8")
-
-    @app.get("/")
-    async def index() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY})
-
+    app.add_route("/", HTMLResponse(page, headers={"Content-Security-Policy": SECURITY}), methods=["GET"])
     add_error_handlers(app)
     return app
-
-
-def _guarded(service: Service, handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """The handler, for requests that carry the API key."""
-
-    async def handle(request: Request) -> Any:
-        service.check_key(request)
-        return await handler(request)
-
-    return handle

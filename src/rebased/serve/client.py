@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models.job import Event, Failed, Job
@@ -19,6 +18,9 @@ _log = logging.getLogger("rebased")
 
 PAUSE_PER_CLIENT = 100e-6  # seconds: twice what it takes to write a chunk to one client
 LONGEST_PAUSE = 0.05
+
+
+Deliver = Callable[[list[Event]], None]
 
 
 class Full(Exception):
@@ -48,7 +50,7 @@ class EngineClient:
         self.counts = Counts()
         self.broken: str | None = None  # why the last step failed, or the engine ended
         self.on_lost: Callable[[], None] = lambda: None  # called in the event loop if the engine ends by itself
-        self._clients: dict[int, _Client] = {}  # by the keys of jobs that are not over
+        self._clients: dict[int, tuple[Job, Deliver]] = {}  # by the keys of jobs that are not over
         self._written = Written(
             tokenizer,
             stop=lambda number, length: line.send(Stop(number, length)),
@@ -62,11 +64,11 @@ class EngineClient:
         self.lost = False  # whether the engine ended by itself
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Begin. Events are delivered in the event loop; without one by whichever thread they come from."""
+        """Begin. Events are delivered in the event loop."""
         self._loop = loop
         self._line.open(self._arrived, self._engine_lost)
 
-    def submit(self, job: Job, deliver: Callable[[list[Event]], None], deadline: float = math.inf) -> None:
+    def submit(self, job: Job, deliver: Deliver, deadline: float = math.inf) -> None:
         """Take a job. Raises Full or Closed; otherwise `deliver(events)` gets everything that happens to it, in order.
 
         The job ends with an error at the deadline, as time.monotonic() counts.
@@ -75,7 +77,7 @@ class EngineClient:
             raise Closed
         if self.running + self.waiting + job.count > self.about.slots + self.max_waiting:
             raise Full
-        self._clients[job.key] = _Client(job, deliver)
+        self._clients[job.key] = (job, deliver)
         self._written.add(job)
         self._line.send(Add(job, deadline))
 
@@ -102,11 +104,6 @@ class EngineClient:
         return self._line.alive
 
     @property
-    def busy(self) -> bool:
-        """Whether jobs are under way or wait."""
-        return bool(self._clients)
-
-    @property
     def waiting(self) -> int:
         """How many sequences have not begun."""
         return self._written.waiting
@@ -121,17 +118,19 @@ class EngineClient:
         with self._lock:
             self._updates.append(update)
             is_first = len(self._updates) == 1
-        if not is_first:
-            return
-        if self._loop is None:
-            return self._deliver()
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
-            self._loop.call_soon_threadsafe(self._deliver_in_time, self._loop)
+        if is_first:
+            self._in_loop(self._deliver_in_time)
 
-    def _deliver_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        """Call a function in the event loop, whichever thread this is."""
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+            self._loop.call_soon_threadsafe(function)
+
+    def _deliver_in_time(self) -> None:
         pause = self._not_before - time.monotonic()
-        if pause > 0:
-            loop.call_later(pause, self._deliver)
+        if pause > 0 and self._loop is not None:
+            self._loop.call_later(pause, self._deliver)
         else:
             self._deliver()
 
@@ -144,21 +143,13 @@ class EngineClient:
         self.broken = updates[-1].broken
         self.counts = next((each.counts for each in reversed(updates) if each.counts is not None), self.counts)
         by_job: dict[int, list[Event]] = {}
-        for job, event in self._written.take([each for update in updates for each in update.told]):
-            by_job.setdefault(job.key, []).append(event)
+        for told_of, event in self._written.take([each for update in updates for each in update.told]):
+            by_job.setdefault(told_of.key, []).append(event)
         for key, events in by_job.items():
-            client = self._clients.get(key)
-            if client is None:
-                continue
-            if client.job not in self._written:
+            job, deliver = self._clients[key]
+            if job not in self._written:
                 del self._clients[key]
-            try:
-                client.deliver(events)
-            except Exception as error:  # of this client; the others get their events
-                _log.exception("events of a request could not be taken")
-                self.cancel(client.job)
-                with suppress(Exception):
-                    client.deliver([Failed("job", f"the answer could not be taken: {type(error).__name__}")])
+            deliver(events)
         self._not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_PER_CLIENT * len(by_job))
 
     def _engine_lost(self, reason: str) -> None:
@@ -172,22 +163,10 @@ class EngineClient:
             self._end_all(reason)
             self.on_lost()
 
-        if self._loop is None:
-            tell()
-        else:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(tell)
+        self._in_loop(tell)
 
     def _end_all(self, reason: str) -> None:
         clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            self._written.drop(client.job)
-            with suppress(Exception):
-                client.deliver([Failed("stopped", reason)])
-
-
-class _Client(NamedTuple):
-    """Who asked for a job."""
-
-    job: Job
-    deliver: Callable[[list[Event]], None]
+        for job, deliver in clients:
+            self._written.drop(job)
+            deliver([Failed("stopped", reason)])

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,9 +40,9 @@ class Add(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End a job. Nothing of it is told any more."""
+    """End a job, by its key. Nothing of it is told any more."""
 
-    job: int  # its key
+    job: int
 
 
 class Stop(NamedTuple):
@@ -99,9 +100,9 @@ class Engine:
         capture: whether steps are replayed as CUDA graphs, on a GPU; a model for which that is impossible goes without.
         batch_invariant: whether an answer has the same bits whatever other requests there are, and whatever is cached.
             Prompts are then read by themselves, in chunks that begin at multiples of 128 tokens.
-        post: gets an Update after each step.
 
-    `obey(command)` may be called from any thread. `run()` serves until it is told to close.
+    `obey(command)` may be called from any thread. `run()` serves until it is told to close, and calls `post` with an
+    Update after each step.
     """
 
     def __init__(
@@ -114,16 +115,13 @@ class Engine:
         cache_bytes: int = 0,
         capture: bool = False,
         batch_invariant: bool = False,
-        post: Callable[[Update], object] = lambda update: None,
     ) -> None:
-        self.model, self.post = model, post
+        self.model = model
+        self.post: Callable[[Update], object] = lambda update: None
         self.slots, self.context, self.captures = slots, context, capture
         self.prefixes = PrefixStates(cache_bytes)
-        self.decoder: Decoder | InvariantDecoder
-        if batch_invariant:
-            self.decoder = InvariantDecoder(model, slots, capacity=context, grows=False)
-        else:
-            self.decoder = Decoder(model, slots, capacity=context, grows=False, narrow=True)
+        make: Any = InvariantDecoder if batch_invariant else partial(Decoder, narrow=True)
+        self.decoder: Decoder | InvariantDecoder = make(model, slots, capacity=context, grows=False)
         if capture:
             self.decoder.capture_steps(required=False)
         on_gpu = model.embedding.weight.device.type == "cuda"
@@ -150,9 +148,9 @@ class Engine:
 
     def about(self) -> About:
         """Return what others must know of it."""
-        fusion = getattr(self.decoder, "fusion", "none")
-        parameters, memory = self.model.num_parameters(), self.decoder.state_bytes
-        return About(self.model.config, parameters, self.slots, self.context, memory, fusion, self.captures)
+        model, decoder = self.model, self.decoder
+        sizes = (model.num_parameters(), self.slots, self.context, decoder.state_bytes)
+        return About(model.config, *sizes, decoder.fusion, self.captures)
 
     def warm_up(self) -> None:
         """Make a few steps and read prompts before the first request: what is wrong shows now, and kernels compile."""
@@ -164,19 +162,16 @@ class Engine:
         if self.prompt_graphs is not None:
             self.prompt_graphs.warm_up()
         limit, self.prefixes.limit = self.prefixes.limit, 0  # nothing of this is kept
-        self._read_first_prompts()
-        self.prefixes.limit = limit
-        vars(self.scheduler.stats).update(vars(Stats()))
-
-    def _read_first_prompts(self) -> None:
         on_gpu = self.model.embedding.weight.device.type == "cuda"
         for token, length in enumerate(WARM_UP_PROMPTS if on_gpu else WARM_UP_PROMPTS[-1:]):
-            options = GenerateOptions(max_tokens=1, temperature=0.0)
-            self.scheduler.add(Job([[token % self.model.config.vocab_size] * min(length, self.context)], options))
+            prompt = [token % self.model.config.vocab_size] * min(length, self.context)
+            self.scheduler.add(Job([prompt], GenerateOptions(max_tokens=1, temperature=0.0)))
             while self.scheduler.busy:
                 for told in self.scheduler.step():
                     if isinstance(told, OfJob) and isinstance(told.event, Failed) and told.event.kind != "model":
                         raise ValueError(told.event.message) from told.event.error
+        self.prefixes.limit = limit
+        vars(self.scheduler.stats).update(vars(Stats()))
 
     def obey(self, command: Command) -> None:
         """Take a command, which the next turn obeys."""
@@ -198,9 +193,12 @@ class Engine:
             commands, self._inbox = self._inbox, []
         for command in commands:
             self._obey(command)
-        now = time.monotonic()
+        now, told = time.monotonic(), list[Told]()
         looks = now >= self._look_at
-        told = self._end_late_jobs(now) if looks else []
+        if looks:
+            for key in [key for key, each in self._jobs.items() if now > each.deadline]:
+                self.scheduler.cancel(self._jobs.pop(key).job)
+                told.append(OfJob(key, TIME_OVER))
         before = self.scheduler.stats.steps
         told += self.scheduler.step()
         if self.scheduler.stats.steps > before:
@@ -226,12 +224,6 @@ class Engine:
                 self.scheduler.stop(number, length)
             case Close():
                 self._closed = True
-
-    def _end_late_jobs(self, now: float) -> list[Told]:
-        late = [key for key, each in self._jobs.items() if now > each.deadline]
-        for key in late:
-            self.scheduler.cancel(self._jobs.pop(key).job)
-        return [OfJob(key, TIME_OVER) for key in late]
 
     def _log_failure(self, told: OfJob) -> OfJob:
         """Log the error of a job; a message of it is enough for others."""

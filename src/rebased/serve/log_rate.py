@@ -14,30 +14,28 @@ class RateLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._began: dict[tuple[str, int], float] = {}
-        self._count: dict[tuple[str, int], int] = {}
+        self._seen: dict[tuple[str, int], tuple[float, int]] = {}  # when a period began, and how many came in it
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a message is written."""
         origin, now = (record.pathname, record.lineno), time.monotonic()
-        if now - self._began.get(origin, -PERIOD) >= PERIOD:
-            left_out = self._count.get(origin, 0) - MESSAGES
-            if left_out > 0:
-                record.msg = f"{record.msg} ({left_out} like this were left out before)"
-            self._began[origin], self._count[origin] = now, 0
-        self._count[origin] += 1
-        return self._count[origin] <= MESSAGES
+        began, count = self._seen.get(origin, (-PERIOD, 0))
+        if now - began >= PERIOD:
+            if count > MESSAGES:
+                record.msg = f"{record.msg} ({count - MESSAGES} like this were left out before)"
+            began, count = now, 0
+        self._seen[origin] = began, count + 1
+        return count < MESSAGES
 
 
 @contextmanager
 def limited_log(*names: str) -> Iterator[None]:
     """Limit the rate of these logs inside the block."""
     limit = RateLimit()
-    loggers = [logging.getLogger(name) for name in names]
-    for logger in loggers:
-        logger.addFilter(limit)
+    for name in names:
+        logging.getLogger(name).addFilter(limit)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(limit)
+        for name in names:
+            logging.getLogger(name).removeFilter(limit)

@@ -14,11 +14,17 @@ from rebased.serve.client import EngineClient
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
-class EngineCollector(Collector):
-    """Reads the engine's counts."""
+class Metrics(Collector):
+    """All metrics of a server. Those of the engine are read when they are asked for."""
 
     def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
+        self._engine, self.registry = engine, CollectorRegistry()
+        self.registry.register(self)
+        here: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("rebased_requests", "requests that were answered", ["path", "status"], **here)
+        here["buckets"] = SECONDS
+        self.seconds = Histogram("rebased_request_seconds", "time until the end of an answer", ["path"], **here)
+        self.first = Histogram("rebased_first_token_seconds", "time until the first token", **here)
 
     def collect(self) -> Iterator[Any]:
         """Yield the engine's counts as Prometheus takes them."""
@@ -41,27 +47,6 @@ class EngineCollector(Collector):
             ("failures", "requests that ended with an error of the model or the engine", stats.failures),
         ):
             yield CounterMetricFamily(f"rebased_{name}", what, value=count)
-
-
-class Metrics:
-    """All metrics of a server."""
-
-    def __init__(self, engine: EngineClient) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(engine))
-        self.requests = Counter(
-            "rebased_requests", "requests that were answered", ["path", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "rebased_request_seconds",
-            "time until the end of an answer",
-            ["path"],
-            registry=self.registry,
-            buckets=SECONDS,
-        )
-        self.first = Histogram(
-            "rebased_first_token_seconds", "time until the first token", registry=self.registry, buckets=SECONDS
-        )
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -2,15 +2,13 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from queue import SimpleQueue
 
 import torch
 
@@ -36,12 +34,11 @@ class EngineProcess:
         self._process = context.Process(target=_serve, args=(theirs, build), name="rebased-engine", daemon=True)
         self._process.start()
         theirs.close()
-        self._outbox: deque[Command] = deque()
-        self._has_commands = threading.Semaphore(0)
+        self._outbox: SimpleQueue[Command] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closing = False
         try:
-            answer = _receive(self._pipe)
+            answer = self._pipe.recv()
         except (EOFError, OSError):
             answer = None
         except BaseException:  # Ctrl-C while it loads
@@ -64,7 +61,7 @@ class EngineProcess:
         def read() -> None:
             with suppress(EOFError, OSError):
                 while True:
-                    arrived(_receive(self._pipe))
+                    arrived(self._pipe.recv())
             if not self._closing:
                 self._process.join(END_SECONDS)
                 lost(f"the engine ended by itself; {self._how_it_ended()}")
@@ -72,9 +69,8 @@ class EngineProcess:
         def write() -> None:
             with suppress(OSError):
                 while True:
-                    self._has_commands.acquire()
-                    command = self._outbox.popleft()
-                    self._pipe.send_bytes(pickle.dumps(command, protocol=5))
+                    command = self._outbox.get()
+                    self._pipe.send(command)
                     if isinstance(command, Close):
                         return
 
@@ -85,8 +81,7 @@ class EngineProcess:
     def send(self, command: Command) -> None:
         """Send a command. A thread writes it: a pipe may be full while the engine computes."""
         self._closing = self._closing or isinstance(command, Close)
-        self._outbox.append(command)
-        self._has_commands.release()
+        self._outbox.put(command)
 
     def close(self) -> None:
         """End the process."""
@@ -108,13 +103,7 @@ class EngineProcess:
             return "its process hangs"
         if code >= 0:
             return f"its process returned {code}; its messages are above"
-        with suppress(ValueError):
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process was killed by signal {-code}"
-
-
-def _receive(pipe: Connection) -> Any:
-    return pickle.loads(pipe.recv_bytes())  # from our own process
+        return f"its process was killed by {signal.Signals(-code).name}"
 
 
 def _serve(pipe: Connection, build: Callable[[], Engine]) -> None:
@@ -125,16 +114,16 @@ def _serve(pipe: Connection, build: Callable[[], Engine]) -> None:
     try:
         engine = build()
     except (ValueError, OSError, ImportError) as error:  # whoever started it shows the message
-        pipe.send_bytes(pickle.dumps(str(error)))
+        pipe.send(str(error))
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    engine.post = lambda update: pipe.send_bytes(pickle.dumps(update, protocol=5))
-    pipe.send_bytes(pickle.dumps(engine.about()))
+    engine.post = pipe.send
+    pipe.send(engine.about())
 
     def read() -> None:
         with suppress(EOFError, OSError):
             while True:
-                engine.obey(_receive(pipe))
+                engine.obey(pipe.recv())
         engine.obey(Close())
 
     sys.setswitchinterval(SWITCH_SECONDS)  # a job that arrives is not kept waiting

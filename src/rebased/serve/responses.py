@@ -1,19 +1,13 @@
 """Responses: JSON, and streams of server-sent events. Written for many short chunks: each costs little."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
+import orjson
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
-
-_orjson: Any = None
-with suppress(ImportError):  # without it JSON takes longer
-    _orjson = import_module("orjson")
 
 _log = logging.getLogger("rebased")
 
@@ -27,19 +21,12 @@ HEADERS = [
 ]
 
 
-def encode(content: Any) -> bytes:
-    """Return content as JSON."""
-    if _orjson is not None:
-        return _orjson.dumps(content)
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 class JSON(JSONResponse):
     """A response in JSON."""
 
     def render(self, content: Any) -> bytes:
         """Return content as JSON."""
-        return encode(content)
+        return orjson.dumps(content)
 
 
 class Stream(Response):

@@ -40,13 +40,8 @@ class Settings(BaseModel):
         "modalities": (None, ["text"]),
     }
     ignored: ClassVar[tuple[str, ...]] = (
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "parallel_tool_calls",
-        "safety_identifier",
-        "prompt_cache_key",
+        *("user", "metadata", "store", "service_tier"),
+        *("parallel_tool_calls", "safety_identifier", "prompt_cache_key"),
     )
 
     model: str | None = None
@@ -91,11 +86,6 @@ class Settings(BaseModel):
         return stops
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return tuple(self.stop or ())
-
-    @property
     def with_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -104,15 +94,14 @@ class Settings(BaseModel):
 class CompletionRequest(Settings):
     """The body of a request to /v1/completions."""
 
-    prompt: Any = ""  # a text, tokens, or a list of either; checked by hand, because the error should say what is wrong
+    prompt: Any = [""]  # a text, tokens, or a list of either; checked by hand: the error should say what is wrong
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
 
     @field_validator("prompt")
     @classmethod
-    def _texts_or_tokens(cls, value: Any) -> Any:
-        if value is None:
-            return ""
+    def _texts_or_tokens(cls, value: Any) -> list[str | list[int]]:
+        value = "" if value is None else value
         each = [value] if isinstance(value, str) or _are_tokens(value) else value
         if not isinstance(each, list) or not all(isinstance(one, str) or one == [] or _are_tokens(one) for one in each):
             raise ValueError("give a string, a list of token ids, or a list of either")

@@ -12,7 +12,6 @@ import logging
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -20,43 +19,32 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rebased.config import plural
+from rebased.serve.client import EngineClient
 from rebased.serve.errors import error_body
 from rebased.serve.log_rate import limited_log
 from rebased.serve.process import SWITCH_SECONDS
-
-try:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Protocol
-except ImportError:  # httptools is not installed; this one takes longer per chunk
-    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
-
 
 HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
 MAX_CONNECTIONS = 4096
 DESCRIPTORS = 64  # of the process that connections do not take
 
 
-def connection_limit() -> int:
-    """Return how many connections a server holds: fewer than MAX_CONNECTIONS if it may open few files."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return MAX_CONNECTIONS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft < 0 else max(1, min(MAX_CONNECTIONS, soft - DESCRIPTORS))
-
-
 class Connections:
     """What the connections of a server share: their limit, and those without a request, the oldest first."""
 
     def __init__(self) -> None:
-        self.limit = connection_limit()
-        self.idle: dict[Connection, None] = {}
+        self.limit, self.idle = MAX_CONNECTIONS, dict[Connection, None]()
+        with suppress(ImportError):  # on Windows there is no such limit
+            import resource
+
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self.limit = MAX_CONNECTIONS if files < 0 else max(1, min(MAX_CONNECTIONS, files - DESCRIPTORS))
 
 
-class Connection(Protocol):
+class Connection(HttpToolsProtocol):
     """One connection. It is idle from its beginning, or from the end of an answer, until it has the next headers.
 
     It ends when it was idle for HEADER_SECONDS. If there are too many connections, a new one takes the place of the
@@ -78,7 +66,7 @@ class Connection(Protocol):
         self._note_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Forget the timer."""
         super().connection_lost(exc)
         self._stop_timer()
 
@@ -144,50 +132,19 @@ def open_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-class Cancellable:
-    """An ASGI application that answers with an error, in OpenAI's shape, where the server cancels a request."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        has_begun = False
-
-        async def noting_begin(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = has_begun or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self.app(scope, receive, noting_begin)
-        except asyncio.CancelledError:
-            if scope["type"] != "http":
-                raise
-            body = error_body("the server was stopped", "server_error", code="shutting_down")
-            if has_begun:  # a stream
-                await send({"type": "http.response.body", "body": f"data: {json.dumps(body)}\n\n".encode()})
-            else:
-                await JSONResponse(body, status_code=503)(scope, receive, send)
-
-
 class Server(uvicorn.Server):
-    """uvicorn with bounded connections and logs, and with calls when it is ready and when it is told to end.
+    """uvicorn with bounded connections and logs, and with a call when it is ready.
 
-    Requests that are under way `grace_seconds` after that end with an error.
+    When it is told to end, `engine` refuses new jobs. It is closed `grace_seconds` later, which ends those under way
+    with an error; connections that are left then are cut.
     """
 
     def __init__(
-        self,
-        app: FastAPI,
-        *,
-        grace_seconds: float,
-        on_ready: Callable[[], None],
-        on_signal: Callable[[], None] = lambda: None,
+        self, app: FastAPI, *, grace_seconds: float, on_ready: Callable[[], None], engine: EngineClient | None = None
     ) -> None:
         protocol: Any = functools.partial(Connection, shared=Connections())
         config = uvicorn.Config(
-            Cancellable(app),
+            app,
             http=protocol,
             loop="asyncio",  # what is said above of accepting holds for no other
             ws="none",
@@ -197,7 +154,7 @@ class Server(uvicorn.Server):
             lifespan="on",
         )
         super().__init__(config)
-        self._on_ready, self._on_signal, self._grace = on_ready, on_signal, grace_seconds
+        self._on_ready, self._engine, self._grace = on_ready, engine, grace_seconds
         self._hurry = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -223,13 +180,10 @@ class Server(uvicorn.Server):
         """End the requests that are still under way after the grace period, or after a second Ctrl-C."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), self._grace)
-        left = list(self.server_state.tasks)
-        if left:
-            _log.warning(
-                "stopped while %s under way", "1 request was" if len(left) == 1 else f"{len(left)} requests were"
-            )
-        for task in left:
-            task.cancel()
+        if left := len(self.server_state.tasks):
+            _log.warning("stopped with %s under way", plural(left, "request"))
+        if self._engine is not None:
+            self._engine.close()
         await asyncio.sleep(LAST_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -239,7 +193,8 @@ class Server(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self._hurry.set()
         else:
-            self._on_signal()
+            if self._engine is not None:
+                self._engine.drain()
             super().handle_exit(sig, frame)
 
 
@@ -249,16 +204,14 @@ def serve(
     *,
     grace_seconds: float = 30.0,
     on_ready: Callable[[], None] = lambda: None,
-    on_signal: Callable[[], None] = lambda: None,
+    engine: EngineClient | None = None,
 ) -> None:
-    """Serve on a socket until a signal comes (SIGINT, SIGTERM), and call `on_signal` then; running requests end."""
-    server = Server(app, grace_seconds=grace_seconds, on_ready=on_ready, on_signal=on_signal)
+    """Serve on a socket until a signal comes (SIGINT, SIGTERM); running requests end. Arguments as of Server."""
+    server = Server(app, grace_seconds=grace_seconds, on_ready=on_ready, engine=engine)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, SWITCH_SECONDS))
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        # at the end uvicorn raises the signal again, for the handlers that it found; an orderly end is no failure
-        before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+    # at the end uvicorn raises the signal again, for the handlers that it found; an orderly end is no failure
+    before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.run(sockets=[sock])
     finally:

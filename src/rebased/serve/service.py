@@ -7,8 +7,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+import orjson
 from fastapi import Request
 from fastapi.responses import Response
 
@@ -21,13 +22,12 @@ from rebased.serve.bodies import read_body
 from rebased.serve.client import Closed, EngineClient, Full
 from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
-from rebased.serve.responses import JSON, Stream, client_leaves, encode
+from rebased.serve.responses import JSON, Stream, client_leaves
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Settings, TokenizeRequest
 
 _log = logging.getLogger("rebased")
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat gets all that is allowed
-SHORT = 4096  # characters: a text up to here is turned into tokens at once, a longer one in another thread
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,18 @@ class Service:
     ) -> None:
         self.name, self.engine, self.limits, self.api_key = name, engine, limits, api_key
         self.trained_on, self.example = trained_on, example
+        self.tokenizer, self.config, self.context = engine.tokenizer, engine.about.config, engine.about.context
         self.names, self.metrics, self.created = TokenNames(engine.tokenizer), Metrics(engine), int(time.time())
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self.engine.tokenizer
 
     def about(self) -> dict[str, Any]:
         """Return the model as /v1/models lists it, with a description in words and the example."""
-        model = self.engine.about
-        mixers = " and ".join(dict.fromkeys(mixer.name for mixer in model.config.mixers))
-        words = f"A language model of {model.parameters:,} parameters: {model.config.n_layers} layers of {mixers}, "
-        words += f"tokenizer {self.tokenizer.name}"
+        mixers = " and ".join(dict.fromkeys(mixer.name for mixer in self.config.mixers))
+        words = f"A language model of {self.engine.about.parameters:,} parameters: {self.config.n_layers} layers of "
+        words += f"{mixers}, tokenizer {self.tokenizer.name}"
         words += f", trained on {self.trained_on}." if self.trained_on else "."
         known = {"id": self.name, "object": "model", "created": self.created, "owned_by": "rebased"}
         example = None if not self.example and self.tokenizer.end_of_text is None else self.example
-        return known | {"max_model_len": self.engine.about.context, "description": words, "example": example}
+        return known | {"max_model_len": self.context, "description": words, "example": example}
 
     def check_key(self, request: Request) -> None:
         """Raise ApiError 401 unless the request carries the API key, where there is one."""
@@ -93,25 +88,19 @@ class Service:
     async def complete(self, request: Request) -> Response:
         """Answer a request to /v1/completions."""
         body = await read_body(request, CompletionRequest, self.limits.body_bytes)
-        texts = [text for text in ([body.prompt] if isinstance(body.prompt, str) else body.prompt) if type(text) is str]
-        if sum(map(len, texts)) > SHORT:
-            prompts = await asyncio.to_thread(self._prompt_tokens, body)
-        else:
-            prompts = self._prompt_tokens(body)
+        prompts = await asyncio.to_thread(self._prompt_tokens, body)
         tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens is 0 and echo is not set: there is nothing to answer", param="max_tokens")
-        echoes = None
-        if body.echo:
-            given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-            echoes = [
-                text if isinstance(text, str) else self.tokenizer.decode(ids)
-                for text, ids in zip(given, prompts, strict=True)
-            ]
         job = self._job(body, prompts, tokens)
         job.top, job.score_prompts = body.logprobs, bool(body.echo) and body.logprobs is not None
-        answer = self._answer(job, chat=False, echoes=echoes)
-        return await self._respond(request, body, job, answer)
+        echoes = None
+        if body.echo:
+            echoes = [
+                given if isinstance(given, str) else self.tokenizer.decode(ids)
+                for given, ids in zip(body.prompt, prompts, strict=True)
+            ]
+        return await self._respond(request, body, job, Answer(self.name, self.names, job, echoes=echoes))
 
     async def chat(self, request: Request) -> Response:
         """Answer a request to /v1/chat/completions."""
@@ -119,13 +108,13 @@ class Service:
         tokens, marks = await asyncio.to_thread(render, body.messages, self.tokenizer)
         self._check_length(tokens, "messages")
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        room = min(self.limits.max_tokens, self.engine.about.context + 1 - len(tokens))
+        room = min(self.limits.max_tokens, self.context + 1 - len(tokens))
         if asked == 0:
             raise ApiError(400, "max_tokens is 0: there is nothing to answer", param="max_tokens")
         job = self._job(body, [tokens], room if asked is None else asked, stop=(STOP,))
         job.marks, job.keep_end = [marks], True
         job.top = (body.top_logprobs or 0) if body.logprobs else None
-        return await self._respond(request, body, job, self._answer(job, chat=True))
+        return await self._respond(request, body, job, Answer(self.name, self.names, job, chat=True))
 
     async def tokenize(self, request: Request) -> Response:
         """Answer a request to /tokenize. END alone is the end-of-text token."""
@@ -133,31 +122,26 @@ class Service:
         end = self.tokenizer.end_of_text
         is_end = body.prompt == END and end is not None
         tokens = [end] if is_end else await asyncio.to_thread(self.tokenizer.encode, body.prompt)
-        return JSON({"count": len(tokens), "max_model_len": self.engine.about.context, "tokens": tokens})
+        return JSON({"count": len(tokens), "max_model_len": self.context, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
         """Answer a request to /detokenize."""
         body = await read_body(request, DetokenizeRequest, self.limits.body_bytes)
-        size = self.engine.about.config.vocab_size
+        size = self.config.vocab_size
         wrong = next((token for token in body.tokens if not 0 <= token < size), None)
         if wrong is not None:
             raise ApiError(400, f"token {wrong} is none of the model's, 0 to {size - 1}", param="tokens")
         return JSON({"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)})
 
-    def tokenizer_info(self) -> dict[str, Any]:
+    async def tokenizer_info(self) -> dict[str, Any]:
         """Answer a request to /tokenizer_info."""
         end = None if self.tokenizer.end_of_text is None else END
         known = {"tokenizer_class": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
-        return known | {
-            "eos_token": end,
-            "bos_token": end,
-            "pad_token": end,
-            "model_max_length": self.engine.about.context,
-        }
+        return known | dict.fromkeys(("eos_token", "bos_token", "pad_token"), end) | {"model_max_length": self.context}
 
     def _prompt_tokens(self, body: CompletionRequest) -> list[list[int]]:
         try:
-            prompts = read_prompts(body.prompt, self.tokenizer, self.engine.about.config, self.tokenizer.end_of_text)
+            prompts = read_prompts(body.prompt, self.tokenizer, self.config, self.tokenizer.end_of_text)
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, TooLong) else None
             raise ApiError(400, str(error), param="prompt", code=code) from error
@@ -166,22 +150,11 @@ class Service:
         return prompts
 
     def _check_length(self, tokens: list[int], param: str) -> None:
-        if len(tokens) > self.engine.about.context:
+        if len(tokens) > self.context:
             message = (
-                f"the prompt has {len(tokens):,} tokens, more than the {self.engine.about.context:,} of the context"
+                f"the prompt has {len(tokens):,} tokens, more than the {self.context:,} of the context; shorten it"
             )
-            raise ApiError(400, f"{message}; shorten it", param=param, code="context_length_exceeded")
-
-    def _answer(self, job: Job, *, chat: bool, echoes: list[str] | None = None) -> Answer:
-        return Answer(
-            self.name,
-            self.names,
-            chat=chat,
-            prompts=job.prompts,
-            n=job.options.n,
-            with_logprobs=job.top is not None,
-            echoes=echoes,
-        )
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
 
     def _job(self, body: Settings, prompts: list[list[int]], max_tokens: int, stop: tuple[str, ...] = ()) -> Job:
         """Return the job that a body asks for, checked; `stop` are strings that end a sequence besides the body's."""
@@ -190,14 +163,11 @@ class Service:
         if max_tokens > self.limits.max_tokens:
             message = f"max_tokens {max_tokens:,} is more than this server's {self.limits.max_tokens:,} per request"
             raise ApiError(400, message, param="max_tokens")
-        if longest + max_tokens > self.engine.about.context + 1:
+        if longest + max_tokens > self.context + 1:
             message = f"{longest:,} tokens of prompt and max_tokens {max_tokens:,} are more than the context of "
-            message += (
-                f"{self.engine.about.context:,} tokens; ask for at most {self.engine.about.context + 1 - longest:,}"
-            )
+            message += f"{self.context:,} tokens; ask for at most {self.context + 1 - longest:,}"
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-        if len(prompts) * n > min(self.limits.choices, self.engine.max_waiting):
-            limit = min(self.limits.choices, self.engine.max_waiting)
+        if len(prompts) * n > (limit := min(self.limits.choices, self.engine.max_waiting)):
             raise ApiError(400, f"prompts times n is {len(prompts) * n:,}, more than {limit:,} choices", param="n")
         fields = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         given = {name: value for name in fields if (value := getattr(body, name)) is not None}
@@ -207,7 +177,7 @@ class Service:
                 seed=secrets.randbits(62) if body.seed is None else body.seed,
                 max_tokens=max(1, max_tokens),
                 n=n,
-                stop=(*body.stops, *stop),
+                stop=(*(body.stop or ()), *stop),
                 end_of_text=self.tokenizer.end_of_text,
                 ignore_end_of_text=bool(body.ignore_eos),
             )
@@ -240,9 +210,8 @@ class Service:
 
     async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:
         async def gather() -> None:
-            while not answer.done:
-                for event in await events.get():
-                    self._note(answer, event)
+            async for _ in self._news(answer, events):
+                pass
 
         gathering = asyncio.ensure_future(gather())
         leaving = asyncio.ensure_future(client_leaves(request.receive))
@@ -263,13 +232,13 @@ class Service:
         """Yield the chunks of an answer as they come, in JSON."""
 
         def sent(chunk: dict[str, Any]) -> bytes:
-            return encode({**chunk, "usage": chunk.get("usage")} if with_usage else chunk)
+            return orjson.dumps({**chunk, "usage": chunk.get("usage")} if with_usage else chunk)
 
         try:
             for chunk in answer.first_chunks():
                 yield sent(chunk)
-            while not answer.done:
-                for number, (text, scored) in self._news(answer, await _all_of(events)).items():
+            async for news in self._news(answer, events):
+                for number, (text, scored) in news.items():
                     finish = answer.choices[number].finish_reason
                     if text or finish or (answer.with_logprobs and scored):
                         yield sent(answer.chunk(number, text, scored, finish))
@@ -277,19 +246,28 @@ class Service:
                 yield sent(answer.last_chunk())
             yield b"[DONE]"
         except ApiError as error:  # the status is sent already
-            yield encode(error.body)
+            yield orjson.dumps(error.body)
         except Exception:
             _log.exception("a stream failed")
-            yield encode(OUR_ERROR)
+            yield orjson.dumps(OUR_ERROR)
 
-    def _news(self, answer: Answer, events: list[Event]) -> dict[int, tuple[str, list[Scored]]]:
-        """Add events to an answer. Returns the new text and tokens by choice: one chunk each, whatever their number."""
-        news: dict[int, tuple[str, list[Scored]]] = {}
-        for event in events:
-            for number, text, scored in self._note(answer, event):
-                before = news.get(number, ("", []))
-                news[number] = (before[0] + text, before[1] + scored)
-        return news
+    async def _news(
+        self, answer: Answer, events: asyncio.Queue[list[Event]]
+    ) -> AsyncIterator[dict[int, tuple[str, list[Scored]]]]:
+        """Add events to an answer until it is done. Yields the new text and tokens by choice.
+
+        All events that are there come together: a client that is slow gets fewer and longer chunks.
+        """
+        while not answer.done:
+            some = list(await events.get())
+            while not events.empty():
+                some += events.get_nowait()
+            news: dict[int, tuple[str, list[Scored]]] = {}
+            for event in some:
+                for number, text, scored in self._note(answer, event):
+                    before = news.get(number, ("", []))
+                    news[number] = (before[0] + text, before[1] + scored)
+            yield news
 
     def _note(self, answer: Answer, event: Event) -> list[tuple[int, str, list[Scored]]]:
         """Add an event to an answer. Returns what is new in it, and raises ApiError if the job failed."""
@@ -305,35 +283,20 @@ class Service:
         raise ApiError(500, event.message, kind="server_error", code="model_failed")
 
 
-async def _all_of(events: asyncio.Queue[list[Event]]) -> list[Event]:
-    """Wait for events and return all that are there: a client that is slow gets fewer and longer chunks."""
-    some = list(await events.get())
-    while not events.empty():
-        some += events.get_nowait()
-    return some
-
-
 NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 STOP = "\n\nUser:"
 """Models of plain text go on with the next question; the answer ends there."""
 
 
-class Chat(NamedTuple):
-    """A chat as the model reads it."""
+def render(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return a chat as tokens, and the numbers of tokens after which a message ends.
 
-    tokens: list[int]
-    marks: list[int]  # numbers of tokens after which a message ends
-
-
-def render(messages: Sequence[Message], tokenizer: Tokenizer) -> Chat:
-    """Return a chat as tokens: "User: Hello\\n\\nAssistant:", one paragraph per message.
-
-    Each message is encoded by itself, so a chat that goes on begins with the tokens that it had before.
+    The text is "User: Hello\\n\\nAssistant:", one paragraph per message. Each message is encoded by itself, so a chat
+    that goes on begins with the tokens that it had before.
     """
-    tokens: list[int] = []
-    marks: list[int] = []
+    tokens, marks = list[int](), list[int]()
     for message in messages:
         tokens += tokenizer.encode(f"{NAMES[message.role]}: {message.text.strip()}\n\n")
         marks.append(len(tokens))
     tokens += tokenizer.encode("Assistant:")
-    return Chat(tokens, marks)
+    return tokens, marks

@@ -70,15 +70,9 @@ def build_explorer(workbench: Workbench, hosts: frozenset[str] | None = None) ->
     async def models() -> dict[str, Any]:
         return workbench.about()
 
-    def give(path: str, name: str, kind: str) -> None:
-        content = (files("rebased.serve.explorer") / name).read_bytes()
-
-        async def handle() -> Response:
-            return Response(content, media_type=kind, headers={"Content-Security-Policy": SECURITY})
-
-        app.get(path)(handle)
-
     for path, (name, kind) in FILES.items():
-        give(path, name, kind)
+        content = (files("rebased.serve.explorer") / name).read_bytes()
+        page = Response(content, media_type=kind, headers={"Content-Security-Policy": SECURITY})
+        app.add_route(path, page, methods=["GET"])
     add_error_handlers(app)
     return app

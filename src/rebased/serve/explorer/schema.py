@@ -22,19 +22,17 @@ class ModelBody(BaseModel):
     model: str = Field(max_length=5000)
 
 
-class SequenceBody(ModelBody):
-    """Draw an MQAR sequence."""
-
-    pairs: int = Field(ge=1, le=MAX_PAIRS)
-    seq_len: int = Field(ge=4, le=MAX_TOKENS)
-    seed: int = Field(0, ge=0, lt=2**31)
-
-
 class CurveBody(ModelBody):
     """Measure recall at one number of pairs."""
 
     pairs: int = Field(ge=1, le=MAX_PAIRS)
     seq_len: int = Field(ge=4, le=MAX_TOKENS)
+
+
+class SequenceBody(CurveBody):
+    """Draw an MQAR sequence of so many pairs."""
+
+    seed: int = Field(0, ge=0, lt=2**31)
 
 
 class RecallBody(ModelBody):

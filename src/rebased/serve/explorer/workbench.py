@@ -18,14 +18,7 @@ from rebased.runs.load import RecallModel, TextModel
 from rebased.runs.run_names import kind_of
 from rebased.serve.answers import END, TokenNames
 from rebased.serve.errors import ApiError
-from rebased.serve.explorer.schema import (
-    MAX_TOKENS,
-    AttentionBody,
-    CurveBody,
-    RecallBody,
-    SequenceBody,
-    TextBody,
-)
+from rebased.serve.explorer.schema import MAX_TOKENS, AttentionBody, CurveBody, RecallBody, SequenceBody, TextBody
 from rebased.tasks import MQAR
 
 EXAMPLES = 64
@@ -44,7 +37,7 @@ class Workbench:
     def __init__(self, models: Mapping[str, Explorable], left: str, right: str | None) -> None:
         self.models, self.left, self.right = dict(models), left, right
         self._names = {name: TokenNames(each.tokenizer) for name, each in models.items() if isinstance(each, TextModel)}
-        self._measure = lru_cache(maxsize=4096)(self._measure_recall)
+        self._measured = lru_cache(maxsize=4096)(self._measure)
 
     def about(self) -> dict[str, Any]:
         """Return all models with their sizes, and which two are shown first."""
@@ -62,9 +55,8 @@ class Workbench:
         model = opened.model
         _check_tokens(model, tokens)
         found = read_pairs(tokens, first_value(opened))
-        labels = [IGNORE] * len(tokens)
-        for question in found.questions:
-            labels[question.position] = question.answer
+        answers = {question.position: question.answer for question in found.questions}
+        labels = [answers.get(position, IGNORE) for position in range(len(tokens))]
         return {
             "tokens": tokens,
             "pairs": [pair._asdict() for pair in found.pairs],
@@ -88,16 +80,11 @@ class Workbench:
             found = read_out(opened.model, tokens, pairs, moments[::-1][::step][::-1])
         except ValueError as error:  # a mixer without a state
             raise ApiError(400, str(error), param="model") from error
-        return {
-            "after": found.after,
-            "keys": found.keys,
-            "probability": _rounded(found.probability),
-            "rank": found.rank.tolist(),
-        }
+        return found._asdict() | {"probability": _rounded(found.probability), "rank": found.rank.tolist()}
 
     def curve(self, body: CurveBody) -> dict[str, Any]:
         """Return the accuracy at one number of pairs, on EXAMPLES sequences, with a 95 % interval."""
-        return self._measure(body.model, body.pairs, body.seq_len)
+        return self._measured(body.model, body.pairs, body.seq_len)
 
     def text(self, body: TextBody) -> dict[str, Any]:
         """Return the tokens of a text and what is predicted after each of them.
@@ -107,11 +94,7 @@ class Workbench:
         opened = self._find(body.model)
         if not isinstance(opened, TextModel):
             raise ApiError(400, f"{body.model} was trained to recall, not on text; ask /api/recall", param="model")
-        tokenizer, names = opened.tokenizer, self._names[body.model]
-        try:
-            tokens = tokenizer.encode(body.text)
-        except UnicodeEncodeError as error:
-            raise ApiError(400, f"the text has half of a surrogate pair at {error.start}", param="text") from error
+        tokenizer, names, tokens = opened.tokenizer, self._names[body.model], opened.tokenizer.encode(body.text)
         if tokenizer.end_of_text is not None:
             tokens = [tokenizer.end_of_text, *tokens]
         _check_tokens(opened.model, tokens, "the text")
@@ -157,7 +140,7 @@ class Workbench:
             raise ApiError(400, f"{name} was trained on text, not to recall; ask /api/text", param="model")
         return found
 
-    def _measure_recall(self, name: str, pairs: int, seq_len: int) -> dict[str, Any]:
+    def _measure(self, name: str, pairs: int, seq_len: int) -> dict[str, Any]:
         opened = self._recall(name)
         task = _task(opened, pairs, seq_len)
         return {"pairs": pairs, **measure_recall(opened.model, task, EXAMPLES, CURVE_SEED)._asdict()}
@@ -190,13 +173,9 @@ def _task(opened: RecallModel, pairs: int, seq_len: int) -> MQAR:
     if seq_len > longest(opened):
         message = f"seq_len {seq_len} is more than this model's {longest(opened)}"
         raise ApiError(400, message, param="seq_len")
+    task: Any = opened.task
     try:
-        return MQAR(
-            vocab_size=opened.task.vocab_size,
-            seq_len=seq_len,
-            kv_pairs=pairs,
-            alpha=opened.task.alpha,  # type: ignore[attr-defined]
-        )
+        return MQAR(vocab_size=task.vocab_size, seq_len=seq_len, kv_pairs=pairs, alpha=task.alpha)
     except ValidationError as error:
         raise ApiError(400, explain(error), param="pairs") from error
 
@@ -253,11 +232,12 @@ def _predictions(found: Predictions, name: Callable[[int], str] | None = None) -
     """One per position: the likeliest tokens with their probabilities, and how likely the right one is."""
     if found.probabilities.isnan().any():
         raise ApiError(400, "the model predicts NaN here: its weights are damaged, or overflow on these tokens")
-    rows = []
-    for tokens, likely, target, rank in zip(
-        found.tokens.tolist(), _rounded(found.probabilities), found.target.tolist(), found.rank.tolist(), strict=True
-    ):
-        row: dict[str, Any] = {"top": [list(each) for each in zip(tokens, likely, strict=True)]}
+    rows, columns = (
+        [],
+        (found.tokens.tolist(), _rounded(found.probabilities), found.target.tolist(), found.rank.tolist()),
+    )
+    for tokens, likely, target, rank in zip(*columns, strict=True):
+        row: dict[str, Any] = {"top": list(zip(tokens, likely, strict=True))}
         if name is not None:
             row["texts"] = [name(token) for token in tokens]
         if rank >= 0:
