@@ -150,10 +150,10 @@ def write_corpus(folder: Path, documents: Mapping[str, Iterable[str]], tokenizer
     loaded = load_tokenizer(tokenizer)
     encode = ChunkEncoder(loaded, field="", stop_at_invalid=True)
     dtype, entry = dtype_for(loaded.vocab_size), store_tokenizer(folder, loaded)
-    with writing_shards(folder, 0, dtype, loaded.vocab_size) as group:
+    with writing_shards(folder, 0, dtype) as group:
         for split, texts in documents.items():
             chunks = [Chunk("text", text.encode(), True, "memory", "") for text in texts]
-            group.append(split, encode(ChunkBatch(split, chunks, 0, 0)).encoded)
+            group.append(split, encode(ChunkBatch(split, chunks, 0, 0)))
         shards = group.finish()
     splits = {split: Split(shards=(shard,)) for split, shard in shards.items()}
     write_manifest(folder, Manifest(format=FORMAT, dtype=dtype, tokenizer=entry, splits=splits))

@@ -1,4 +1,4 @@
-"""Encode chunks of documents as tokens. This is the work that is spread over processes."""
+"""Encode chunks of documents as tokens. This is the work that is spread over threads."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from rebased.files import parse_json
 
 
 class ChunkBatch(NamedTuple):
-    """Chunks of one split that a process encodes together."""
+    """Chunks of one split that are encoded together."""
 
     split: str
     chunks: list[Chunk]
@@ -22,16 +22,8 @@ class ChunkBatch(NamedTuple):
     source: str = ""  # of a recipe
 
 
-class EncodedBatch(NamedTuple):
-    """The result of encoding a `ChunkBatch`."""
-
-    encoded: Encoded
-    source_bytes: int
-    invalid: int  # how many byte sequences were not UTF-8
-
-
 class ChunkEncoder:
-    """A function from `ChunkBatch` to `EncodedBatch`. The result depends on its arguments alone.
+    """A function from `ChunkBatch` to `Encoded`. The result depends on its arguments alone.
 
     `field` is the key of the text in JSON lines. With `stop_at_invalid` text that is not UTF-8 raises ValueError;
     without, each invalid byte sequence is replaced by U+FFFD and counted.
@@ -46,7 +38,7 @@ class ChunkEncoder:
     def _byte_lengths(self) -> np.ndarray | None:
         return self._tokenizer.byte_lengths()
 
-    def __call__(self, batch: ChunkBatch) -> EncodedBatch:
+    def __call__(self, batch: ChunkBatch) -> Encoded:
         texts, invalid = [], 0
         for chunk in batch.chunks:
             if chunk.kind != "tokens":
@@ -71,8 +63,8 @@ class ChunkEncoder:
             position += len(found)
             if chunk.is_last:
                 ends.append(position)
-        encoded = Encoded(np.concatenate(tokens), np.array(ends, dtype=np.int64), text_bytes)
-        return EncodedBatch(encoded, sum(len(chunk.data) for chunk in batch.chunks), invalid)
+        source_bytes = sum(len(chunk.data) for chunk in batch.chunks)
+        return Encoded(np.concatenate(tokens), np.array(ends, dtype=np.int64), text_bytes, source_bytes, invalid)
 
     def _text(self, chunk: Chunk) -> tuple[bytes, int]:
         """(the chunk's text as UTF-8, how many invalid sequences were replaced)."""

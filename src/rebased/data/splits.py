@@ -38,6 +38,9 @@ class Chunk(NamedTuple):
 class Rule:
     """Which split each document goes to: the one with this name, unless a subclass says otherwise."""
 
+    divided = 0  # documents so far
+    duplicates = 0  # documents so far that were left out, because equal ones had come before
+
     def __init__(self, split: str) -> None:
         self._split = split
 
@@ -85,7 +88,6 @@ class ByShare(Rule):
         self._bounds = list(zip(shares, accumulate(shares.values()), strict=True))
         everything = len(shares) == 1 and self._bounds[-1][1] >= 1  # goes to one split: no document is divided
         self._large = min(shares.values()) * total if total and not everything else math.inf
-        self.divided = 0  # documents so far
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
         """See `Rule`."""
@@ -105,7 +107,6 @@ class ByContent(Rule):
     def __init__(self, shares: dict[str, float]) -> None:
         self._bounds = list(zip(shares, accumulate(shares.values()), strict=True))
         self._seen: set[bytes] = set()
-        self.duplicates = 0  # documents so far
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
         """See `Rule`. The chunks of the document must be a list."""
