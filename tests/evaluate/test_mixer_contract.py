@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rebased.evaluate.checks import CheckResult
-from rebased.evaluate.mixer_contract import CHECKS, run_mixer_contract
+from rebased.evaluate.mixer_checks import CHECKS
+from rebased.evaluate.mixer_contract import run_mixer_contract
 from rebased.mixers import contract, register_mixer
 
 

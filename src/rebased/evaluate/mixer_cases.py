@@ -55,11 +55,6 @@ def checked_forward(mixer: nn.Module, x: Tensor) -> Tensor:
     return check_output(mixer, x, mixer(x))
 
 
-def gives_finite(name: str) -> bool:
-    """Return True if the mixer's output at random x [B,T,D] holds no NaN and no infinity."""
-    return bool(checked_forward(build(name), random_inputs()).isfinite().all())
-
-
 def state_after(mixer: Any, x: Tensor) -> Any:
     """Return the mixer's state after the tokens x [1,T,D]; T may be 0."""
     state = mixer.init_state(1)

@@ -183,9 +183,5 @@ def _words(case: Case) -> None:
 
 
 def _equal(one: Examples, other: Examples) -> bool:
-    return (
-        torch.equal(one.inputs, other.inputs)
-        and torch.equal(one.labels, other.labels)
-        and one.slices.keys() == other.slices.keys()
-        and all(torch.equal(mask, other.slices[name]) for name, mask in one.slices.items())
-    )
+    first, second = one.tensors(), other.tensors()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
