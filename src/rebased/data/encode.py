@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rebased.data.manifest import sum_known
 from rebased.data.shards import Encoded
 from rebased.data.sources import text_of
 from rebased.data.splits import Chunk
@@ -47,14 +48,14 @@ class ChunkEncoder:
                 invalid += bad
         ids = iter(self._tokenizer.encode_many(texts))
         tokens, ends, position = [np.empty(0, dtype=np.uint32)], [], 0
-        text_bytes: int | None = sum(map(len, texts))
+        text_bytes: list[int | None] = [len(text) for text in texts]
         for chunk in batch.chunks:
             if chunk.kind == "tokens":
                 found = self._tokens(chunk)
                 # Tokenised documents may be windows that pack several: each end-of-text token ends one.
                 inner = np.flatnonzero(found == self._tokenizer.end_of_text) + 1
                 ends += [position + end for end in inner.tolist() if end < len(found) or not chunk.is_last]
-                text_bytes = self._add_bytes(text_bytes, found)
+                text_bytes.append(None if self._byte_lengths is None else int(self._byte_lengths[found].sum()))
             else:
                 found = next(ids)
                 if chunk.is_last:
@@ -64,7 +65,8 @@ class ChunkEncoder:
             if chunk.is_last:
                 ends.append(position)
         source_bytes = sum(len(chunk.data) for chunk in batch.chunks)
-        return Encoded(np.concatenate(tokens), np.array(ends, dtype=np.int64), text_bytes, source_bytes, invalid)
+        known = sum_known(text_bytes)
+        return Encoded(np.concatenate(tokens), np.array(ends, dtype=np.int64), known, source_bytes, invalid)
 
     def _text(self, chunk: Chunk) -> tuple[bytes, int]:
         """(the chunk's text as UTF-8, how many invalid sequences were replaced)."""
@@ -98,9 +100,3 @@ class ChunkEncoder:
                 "name the tokenizer that made it (--tokenizer)"
             )
         return found.astype(np.uint32)
-
-    def _add_bytes(self, text_bytes: int | None, found: np.ndarray) -> int | None:
-        """`text_bytes` plus the bytes of text that these tokens stand for; None if that is not known."""
-        if text_bytes is None or self._byte_lengths is None:
-            return None
-        return text_bytes + int(self._byte_lengths[found].sum())

@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from rebased.config import Config
-from rebased.data.corpus import SplitStream
 from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.encode_chunks import CHUNK_BYTES
-from rebased.data.folder import State, discard_shards, preparation_folder, write_state
+from rebased.data.folder import State, preparation_folder, write_state
 from rebased.data.manifest import DTYPES, FORMAT, Manifest, Split, TokenizerFile, dtype_for, write_manifest
 from rebased.data.overlap import shared_runs
 from rebased.data.recipe import Fetched, Recipe
@@ -34,6 +33,7 @@ from rebased.data.splits import (
     parse_split,
 )
 from rebased.data.tokenizer import Tokenizer, load_tokenizer
+from rebased.data.windows import TokenStream
 from rebased.files import sha256_bytes
 
 AHEAD = 3  # batches per worker that are read before the oldest one is written
@@ -102,7 +102,7 @@ def prepare(
                 shared = _shared_runs(folder, manifest)
                 manifest = manifest.model_copy(update={"recipe": fetched.found, "shared_runs": shared})
         except SplitNotFilled:
-            discard_shards(folder, state)
+            write_state(folder, State(plan=plan))  # without shards: another plan may then use the folder
             raise
         write_manifest(folder, manifest)
         return manifest
@@ -242,8 +242,8 @@ def _shared_runs(folder: Path, manifest: Manifest) -> dict[str, dict[str, float]
     for name in others:
         for source in dict.fromkeys(shard.source for shard in manifest.splits[name].shards):
             chosen = tuple(shard for shard in manifest.splits[name].shards if shard.source == source)
-            streams[name, source] = SplitStream(folder, Split(shards=chosen), dtype)
-    shares = shared_runs(streams, SplitStream(folder, manifest.splits[first], dtype))
+            streams[name, source] = TokenStream(folder, Split(shards=chosen), dtype)
+    shares = shared_runs(streams, TokenStream(folder, manifest.splits[first], dtype))
     return {
         name: {source: round(share, 4) for (split, source), share in shares.items() if split == name} for name in others
     }

@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from rebased.data.manifest import DTYPES, ENDS_DTYPE, Shard, ShardFile, TokenizerFile
+from rebased.data.manifest import DTYPES, ENDS_DTYPE, Shard, ShardFile, TokenizerFile, sum_known
 from rebased.data.tokenizer import Tokenizer
 from rebased.files import replacing, sha256_bytes
 
@@ -80,8 +80,7 @@ class _OpenShard:
         self._hash.update(content)
         self._ends.append(encoded.ends + self._tokens)
         self._tokens += len(encoded.tokens)
-        known = self._text_bytes is not None and encoded.text_bytes is not None
-        self._text_bytes = self._text_bytes + encoded.text_bytes if known else None
+        self._text_bytes = sum_known((self._text_bytes, encoded.text_bytes))
 
     def finish(self, source: str) -> Shard:
         ends = np.concatenate(self._ends).astype(ENDS_DTYPE)

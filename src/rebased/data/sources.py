@@ -262,11 +262,8 @@ def dataset_documents(rows: Iterable[dict[str, Any]], name: str, field: str) -> 
 def text_of(row: Any, field: str, where: str) -> str:
     """The text under the key `field` of a JSON object. If there is none, raises ValueError that names `where`."""
     if not isinstance(row, dict) or field not in row:
-        has = (
-            f"has the fields {', '.join(map(repr, row))}"
-            if isinstance(row, dict)
-            else f"is not an object: {str(row)[:30]!r}"
-        )
+        is_object = isinstance(row, dict)
+        has = f"has the fields {', '.join(map(repr, row))}" if is_object else f"is not an object: {str(row)[:30]!r}"
         raise ValueError(f"{where} {has}; it needs a field {field!r} (--field names another)")
     if not isinstance(row[field], str):
         raise ValueError(
