@@ -194,7 +194,7 @@ def _batches(
     for key, group in groups.items():
         source = key if by_group else ""
         documents = (document for each in group for document in each.documents())
-        for name, chunk in assign_splits(documents, rule or Rule(key)):
+        for name, chunk in assign_splits(documents, rule or Rule({key: 1.0})):
             held.setdefault(name, []).append(chunk)
             sizes[name] += len(chunk.data)
             taken += len(chunk.data)

@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError
 from rebased.config import Config, did_you_mean, explain
 from rebased.data.encode_chunks import CHUNK_BYTES
 from rebased.data.manifest import FoundFile
-from rebased.data.sources import Document, Source, compile_start, in_memory, marked_documents, open_text
-from rebased.files import refuse_pipe, replacing
+from rebased.data.sources import Document, Source, compile_start, open_text, text_documents
+from rebased.files import refuse_pipe, replacing, sha256_file
 
 RECIPES = Path(__file__).with_name("recipes")
 ENDING = ".recipe.yaml"  # of a recipe that does not come with the package
@@ -164,13 +164,9 @@ def _locate(name: str, source: RecipeSource, file: PinnedFile, given: Path | Non
 
 def _checksum(path: Path, file: PinnedFile, *, archive: bool) -> str:
     if archive:
-        with open(path, "rb") as raw:
-            return hashlib.file_digest(raw, "sha256").hexdigest()
-    digest = hashlib.sha256()
+        return sha256_file(path)
     with _open_any(path, file.member) as (stream, _):
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -216,35 +212,27 @@ class PinnedSource(Source):
         self.done, self.skipped = 0, []
         for path, file in zip(self._paths, self._spec.files, strict=True):
             before = self.done
-            texts = self._archived(path) if self._spec.members else self._text(path, file)
-            for document, position in texts:
-                self.done = before + position
-                yield document
+            for where, stream, position in self._texts(path, file):
+                for document in text_documents(stream, where, self._start):
+                    self.done = before + position()
+                    yield document
             self.done = before + path.stat().st_size
 
-    def _text(self, path: Path, file: PinnedFile) -> Iterator[tuple[Document, int]]:
-        with _open_any(path, file.member) as (stream, position):
-            for document in self._divided(stream, path.name):
-                yield document, position()
-
-    def _archived(self, path: Path) -> Iterator[tuple[Document, int]]:
-        """The chosen files of an archive, .tar.* or .whl; each is one document or is divided into several."""
+    def _texts(self, path: Path, file: PinnedFile) -> Iterator[tuple[str, BinaryIO, Callable[[], int]]]:
+        """(name, stream, bytes on disk read so far) of the file, or of each chosen file of an archive."""
+        if not self._spec.members:
+            with _open_any(path, file.member) as (stream, position):
+                yield path.name, stream, position
+            return
         with open(path, "rb") as raw, _unpacking(path):
             for name, content in _read_members(raw, path, self._chosen):
                 if not content or b"\0" in content:
                     self.skipped.append(f"{path}/{name}")
-                    continue
-                for document in self._divided(io.BytesIO(content), f"{path.name}/{name}"):
-                    yield document, raw.tell()
+                else:
+                    yield f"{path.name}/{name}", io.BytesIO(content), raw.tell
 
     def _chosen(self, name: str, size: int) -> bool:
         return size <= self._spec.max_bytes and any(fnmatch.fnmatchcase(name, each) for each in self._spec.members)
-
-    def _divided(self, stream: BinaryIO, where: str) -> Iterator[Document]:
-        if self._start is None:
-            yield in_memory(stream.read(), where)
-        else:
-            yield from marked_documents(stream, where, self._start)
 
 
 def _read_members(raw: BinaryIO, path: Path, chosen: Callable[[str, int], bool]) -> Iterator[tuple[str, bytes]]:

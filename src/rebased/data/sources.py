@@ -101,7 +101,7 @@ class Source:
             if file.kind == "jsonl":
                 yield from counted(_json_lines(stream, file.path))
             elif self._start is not None:
-                yield from counted(marked_documents(stream, str(file.path), self._start))
+                yield from counted(text_documents(stream, str(file.path), self._start))
             else:
                 yield Document("text", str(file.path), counted(read_chunks(stream)), lambda: text_size(file.path))
 
@@ -200,8 +200,11 @@ def _json_lines(stream: BinaryIO, path: Path) -> Iterator[Document]:
             yield Document("jsonl", f"{path}, line {number}", [line], line.__len__, divisible=False)
 
 
-def marked_documents(stream: BinaryIO, where: str, start: re.Pattern[bytes]) -> Iterator[Document]:
-    """Documents that each begin with a line in which `start` matches."""
+def text_documents(stream: BinaryIO, where: str, start: re.Pattern[bytes] | None) -> Iterator[Document]:
+    """Documents that each begin with a line in which `start` matches; one document if it is None."""
+    if start is None:
+        yield in_memory(stream.read(), where)
+        return
     held, searched = bytearray(), 0
     for chunk in read_chunks(stream):
         held += chunk

@@ -82,20 +82,15 @@ def learned_parabola(raw: Tensor, sim: Tensor) -> dict[str, Any]:
     sim = sim / sim.mean()
     edges, density = histogram(raw)
     bins = torch.bucketize(raw, edges[1:-1])
-    means, lows, highs = [], [], []
-    for i in range(len(edges) - 1):
-        here = sim[bins == i]
-        means.append(float(here.mean()) if len(here) else None)
-        lows.append(quantile(here, 0.1) if len(here) else None)
-        highs.append(quantile(here, 0.9) if len(here) else None)
+    in_bins = [sim[bins == i] for i in range(BINS)]
     powers = torch.stack([raw**2, raw, torch.ones_like(raw)], dim=1)
     a, b, c = torch.linalg.lstsq(powers, sim.unsqueeze(1)).solution.flatten().tolist()
     left = sim - powers @ torch.tensor([a, b, c], dtype=sim.dtype)
     return {
         "scores": {"low": float(edges[0]), "high": float(edges[-1]), "density": rounded(density)},
-        "mean": means,
-        "low": lows,
-        "high": highs,
+        "mean": [float(here.mean()) if len(here) else None for here in in_bins],
+        "low": [quantile(here, 0.1) if len(here) else None for here in in_bins],
+        "high": [quantile(here, 0.9) if len(here) else None for here in in_bins],
         "parabola": [a, b, c],
         "explained": 1 - float(left.var() / sim.var()),
         "lowest_at": -b / (2 * a) if a > 0 else None,
