@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rebased.evaluate.checks import run_check
-from rebased.evaluate.task_contract import CHECKS, Case
+from rebased.evaluate.task_contract import CHECKS
 from rebased.tasks import task_class, task_names
 from task_option import TASK
 
@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_task(case: tuple[str, dict[str, Any]], check: str) -> None:
     name, settings = case
-    result = run_check(check, partial(CHECKS[check], Case(name, task_class(name).model_validate(settings))))
+    result = run_check(check, partial(CHECKS[check], task_class(name).model_validate(settings)))
     if result.outcome == "skipped":
         pytest.skip(result.message)
     assert result.ok, f"task {name!r}, {check}: {result.message}"

@@ -89,7 +89,7 @@ def prepare(
         if not spec.shares:
             raise ValueError(f"a recipe is split by shares, such as {DEFAULT_SPLIT}; got {','.join(config.split)}")
     tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
-    groups = {name: [source] for name, source in fetched.sources().items()} if fetched else _by_split(config, spec)
+    groups = {name: [source] for name, source in fetched.sources.items()} if fetched else _by_split(config, spec)
     plan = _plan(config, tokenizer, groups)
     with preparation_folder(folder, plan, resume) as (state, finished):
         if finished is not None:

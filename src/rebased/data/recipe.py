@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import yaml
 from pydantic import Field, ValidationError
@@ -76,21 +76,12 @@ def read_recipe(path: Path) -> Recipe:
         raise ValueError(f"{path}: {explain(error)}") from error
 
 
-class Fetched(Config):
+class Fetched(NamedTuple):
     """A recipe with all its files on this disk, whose checksums have been compared."""
 
     recipe: Recipe
-    paths: dict[str, tuple[str, ...]]  # by source, in the order of its files
+    sources: dict[str, Source]  # by name
     found: tuple[FoundFile, ...]
-
-    def sources(self) -> dict[str, Source]:
-        """The sources, by name."""
-        return {
-            name: PinnedSource(
-                name, source, [Path(path) for path in self.paths[name]], [f for f in self.found if f.source == name]
-            )
-            for name, source in self.recipe.sources.items()
-        }
 
 
 def parse_given(words: Sequence[str], recipe: Recipe) -> dict[str, Path]:
@@ -120,10 +111,10 @@ def fetch(
     to which it is downloaded if it is nowhere. `on_progress(done, total)` counts files.
     """
     total = sum(len(source.files) for source in recipe.sources.values())
-    paths: dict[str, tuple[str, ...]] = {}
+    sources: dict[str, Source] = {}
     found: list[FoundFile] = []
     for name, source in recipe.sources.items():
-        here = []
+        paths, sums = [], []
         for file in source.files:
             on_progress(len(found), total)
             path = _locate(name, source, file, given.get(name), downloads)
@@ -133,11 +124,12 @@ def fetch(
                     f"{name}: {path} has sha256 {sha256[:12]}..., the recipe says {str(file.sha256)[:12]}...; "
                     f"remove it and fetch {file.url}"
                 )
-            here.append(str(path))
+            paths.append(path)
+            sums.append(sha256)
             found.append(FoundFile(source=name, url=file.url, sha256=sha256))
-        paths[name] = tuple(here)
+        sources[name] = PinnedSource(name, source, paths, sums)
     on_progress(total, total)
-    return Fetched(recipe=recipe, paths=paths, found=tuple(found))
+    return Fetched(recipe, sources, tuple(found))
 
 
 def _locate(name: str, source: RecipeSource, file: PinnedFile, given: Path | None, downloads: Path) -> Path:
@@ -197,15 +189,15 @@ def _unpacking(path: Path) -> Iterator[None]:
 class PinnedSource(Source):
     """A source of a recipe. Its documents have a fixed order, and each is held in memory."""
 
-    def __init__(self, name: str, spec: RecipeSource, paths: list[Path], found: list[FoundFile]) -> None:
+    def __init__(self, name: str, spec: RecipeSource, paths: list[Path], sums: list[str]) -> None:
         self.name, self.done, self.skipped, self.files = name, 0, [], []
-        self._spec, self._paths, self._found = spec, paths, found
+        self._spec, self._paths, self._sums = spec, paths, sums
         self._start = compile_start(spec.document_start)
         self.size = sum(path.stat().st_size for path in paths)
 
     def fingerprint(self) -> list[Any]:
         """The checksums: where the files are, and when they were written, does not matter."""
-        return [self.name, [file.sha256 for file in self._found]]
+        return [self.name, self._sums]
 
     def documents(self) -> Iterator[Document]:
         """The documents in order. Each must be read before the next is taken."""

@@ -1,7 +1,6 @@
 """Mixers at a small size, random inputs, and comparisons: what the checks of the mixer contract are made of."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,12 +83,3 @@ def require_same_function(mixer: nn.Module, x: Tensor, actual: Tensor, expected:
     require_near(actual, expected, what)
     for key, got, wanted in zip(leaves, actual_grads, expected_grads, strict=True):
         require_near(got, wanted, f"{what}: the gradient of {key}")
-
-
-def error_of(call: Callable[[], Any]) -> str:
-    """Return the message of the ValueError that a call raises; empty if it raises none."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return ""
