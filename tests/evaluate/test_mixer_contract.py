@@ -298,5 +298,5 @@ def test_names_are_unique_and_reasons_are_given() -> None:
 def test_a_name_stands_for_one_class() -> None:
     assert register_mixer("under_test")(Good) is Good
     assert register_mixer("under_test")(Good) is Good  # again, as a notebook's cell does
-    with pytest.raises(ValueError, match="mixer 'under_test' is taken by .*Good; choose another name"):
+    with pytest.raises(ValueError, match=r"mixer 'under_test' is taken by .*Good; choose another name"):
         register_mixer("under_test")(LooksAhead)
