@@ -5,10 +5,10 @@ import json
 import lzma
 import os
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,9 +22,9 @@ from forked_python import Started
 from rebased.cli import main
 from rebased.data import Corpus, PrepareConfig, prepare
 from rebased.data import sources as sources_module
-from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.encode_chunks import read_chunks
 from rebased.data.manifest import read_manifest
+from rebased.data.preparation import _in_order
 from rebased.files import seal
 
 zstandard = pytest.importorskip("zstandard")
@@ -186,7 +186,6 @@ def whole(mixed: PrepareConfig, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_workers_make_no_difference(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)
     monkeypatch.setattr("rebased.data.preparation.CHUNK_BYTES", 7000)
     monkeypatch.setattr(sources_module, "read_chunks", partial(read_chunks, size=7000))
     prepare(mixed, tmp_path / "one")
@@ -222,39 +221,24 @@ def test_ended_anywhere_and_resumed(mixed: PrepareConfig, whole: Path, tmp_path:
 
 
 SCRIPT = """
-import multiprocessing, sys, time
+import sys, time
 from pathlib import Path
 import rebased.data.preparation as preparation
-preparation.BYTES_PER_PROCESS = 1
 config = preparation.PrepareConfig.model_validate_json(sys.argv[1])
 def slow(progress):
-    print(progress.shards, *(process.pid for process in multiprocessing.active_children()), flush=True)
+    print(progress.shards, flush=True)
     time.sleep(300 if progress.shards == 3 else 0)  # until it is killed
 preparation.prepare(config, Path(sys.argv[2]), workers=int(sys.argv[3]), on_progress=slow)
 """
 
 
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see which processes run")
 def test_kill_9_and_resume(mixed: PrepareConfig, whole: Path, tmp_path: Path) -> None:
     process = Started(SCRIPT, mixed.model_dump_json(), str(tmp_path / "killed"), "2")
     assert process.stdout is not None
-    while (words := process.stdout.readline().split())[:1] != ["3"]:
+    while process.stdout.readline().split() != ["3"]:
         assert process.poll() is None
     process.kill()
     process.communicate()
-    workers = [int(word) for word in words[1:]]
-    assert len(workers) == 2
-    deadline = time.monotonic() + 300
-    while any(is_running(worker) for worker in workers):  # none stays behind
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
     partial = tmp_path / "killed" / ".train-00003.bin.partial"
     partial.write_bytes(b"half")  # whether or not the moment of the kill left one
     before = (tmp_path / "killed" / "train-00001.bin").stat().st_mtime_ns
@@ -264,17 +248,27 @@ def test_kill_9_and_resume(mixed: PrepareConfig, whole: Path, tmp_path: Path) ->
     assert not partial.exists()
 
 
-class SuicidalEncoder(ChunkEncoder):
-    def __call__(self, batch: ChunkBatch) -> Any:
-        if batch.shard == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(batch)
+def test_few_batches_are_read_ahead_and_an_error_arrives_in_order() -> None:
+    read: list[int] = []
 
+    def batches() -> Iterator[int]:
+        for n in range(40):
+            read.append(n)
+            yield n
 
-def suicidal(content: bytes, name: str, end_of_text: int, field: str, stop: bool) -> ChunkEncoder:
-    from rebased.data.tokenizer import restore_tokenizer
+    def encode(n: int) -> int:
+        time.sleep(0.002 * (n % 3))  # so that results are ready in another order
+        if n == 20:
+            raise ValueError("batch 20 is wrong")
+        return n * n
 
-    return SuicidalEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
+    with ThreadPoolExecutor(2) as threads:
+        results = _in_order(threads, encode, batches(), 6)  # type: ignore[arg-type]
+        for n in range(20):
+            assert next(results) == (n, n * n)
+            assert len(read) <= n + 6
+        with pytest.raises(ValueError, match="batch 20 is wrong"):
+            next(results)
 
 
 def test_a_kill_before_the_first_state_is_written(mixed: PrepareConfig, whole: Path, tmp_path: Path) -> None:
@@ -282,18 +276,6 @@ def test_a_kill_before_the_first_state_is_written(mixed: PrepareConfig, whole: P
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "..prepare.json.partial").write_bytes(b"{")
     assert prepare(mixed, tmp_path / "out", resume=True) == Corpus(whole).manifest
-
-
-def test_a_killed_worker(mixed: PrepareConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)
-        patch.setattr("rebased.data.preparation.make_encoder", suicidal)
-        with pytest.raises(ValueError, match=r"a worker process was killed by SIGKILL, often because memory ran"):
-            prepare(mixed, tmp_path / "out", workers=2)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    assert not list((tmp_path / "out").glob("*-00002.bin"))
-    prepare(mixed, tmp_path / "out", resume=True)
-    assert contents(tmp_path / "out") == contents(whole)
 
 
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))" + SCRIPT

@@ -148,7 +148,7 @@ def test_streams_over_several_shards_are_one_stream(tmp_path: Path) -> None:
     stretches = [[(0, True), (1, True)], [(2, False)], [(3, True), (4, True)]]  # document 2 goes on into 3
     shards = []
     for index, stretch in enumerate(stretches):
-        with writing_shards(tmp_path, index, "uint16", 300) as group:
+        with writing_shards(tmp_path, index, "uint16") as group:
             for number, is_end in stretch:
                 tokens = np.array(documents[number])
                 group.append("train", Encoded(tokens, np.array([len(tokens)] if is_end else [], dtype=np.int64), 1))

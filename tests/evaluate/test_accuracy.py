@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rebased.evaluate.accuracy import Counts, count_correct, evaluate, mask_at
+from rebased.evaluate.accuracy import count_correct, evaluate, mask_at
 from rebased.models import LanguageModel, LMConfig
 from rebased.tasks import IGNORE, MQAR, Examples, Questions, find_questions, task_data
 
@@ -39,19 +39,6 @@ def test_slices_are_of_positions_or_of_rows() -> None:
     positions = questions().positions
     assert mask_at(slices["first"], positions).tolist() == [[True, True], [False, False]]
     assert mask_at(slices["late"], positions).tolist() == [[False, True], [True, True]]
-
-
-def test_counts_add_up() -> None:
-    counts = Counts()
-    for key, correct, total in ((64, 30, 60), (16, 10, 10), (16, 0, 10), (64, 6, 20), (8, 0, 0)):
-        counts.add(key, correct, total)
-    assert list(counts.accuracies().items()) == [(16, 0.5), (64, 36 / 80)]
-
-
-@pytest.mark.parametrize(("correct", "total"), [(3, 2), (-1, 2)])
-def test_impossible_counts_are_refused(correct: int, total: int) -> None:
-    with pytest.raises(ValueError, match=f"got correct={correct}, total={total}"):
-        Counts().add("", correct, total)
 
 
 class Knows:

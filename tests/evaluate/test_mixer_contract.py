@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rebased.evaluate.checks import CheckResult
-from rebased.evaluate.mixer_contract import CHECKS, run_mixer_contract
+from rebased.evaluate.mixer_checks import CHECKS
+from rebased.evaluate.mixer_contract import run_mixer_contract
 from rebased.mixers import contract, register_mixer
 
 
@@ -292,3 +293,10 @@ def test_names_are_unique_and_reasons_are_given() -> None:
     assert all(check.why for check in CHECKS)
     with pytest.raises(ValueError, match="unknown mixer 'rebasd'; did you mean 'rebased'"):
         run_mixer_contract("rebasd")
+
+
+def test_a_name_stands_for_one_class() -> None:
+    assert register_mixer("under_test")(Good) is Good
+    assert register_mixer("under_test")(Good) is Good  # again, as a notebook's cell does
+    with pytest.raises(ValueError, match=r"mixer 'under_test' is taken by .*Good; choose another name"):
+        register_mixer("under_test")(LooksAhead)

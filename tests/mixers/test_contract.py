@@ -7,7 +7,7 @@ import pytest
 
 from mixer_option import MIXER
 from rebased.evaluate.checks import NotApplicable
-from rebased.evaluate.mixer_contract import CHECKS, Check
+from rebased.evaluate.mixer_checks import CHECKS, Check
 from rebased.mixers import mixer_class, mixer_names
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rebased.evaluate.mixer_contract import CHECKS
+from rebased.evaluate.mixer_checks import CHECKS
 from rebased.mixers import ReBased, contract, register_mixer
 from rebased.models import LMConfig
 from tolerances import FIRST_TOKEN, assert_near, assert_small_error

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rebased.evaluate import mixer_cases
 from rebased.evaluate.checks import NotApplicable
-from rebased.evaluate.mixer_contract import CHECKS, Check
+from rebased.evaluate.mixer_checks import CHECKS, Check
 from rebased.mixers import FusedSlots, WrappedMixer, init_slots, mixer_class, mixer_name, mixer_names, unwrap
 from rebased.mixers.documents import ExtendsDocuments
 from rebased.mixers.slots import HasStepHeads

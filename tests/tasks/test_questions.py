@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rebased.tasks import IGNORE, MQAR, Examples, find_questions
-from rebased.tasks import questions as module
+from rebased.tasks import batches as module
 
 
 def test_mqar_rows_have_a_question_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """The contract of every task: one suite over all that the package registers, or one with `pytest --task NAME`."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from rebased.evaluate.task_contract import CHECKS, Case, run_check
+from rebased.evaluate.checks import run_check
+from rebased.evaluate.task_contract import CHECKS
 from rebased.tasks import task_class, task_names
 from task_option import TASK
 
@@ -43,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_task(case: tuple[str, dict[str, Any]], check: str) -> None:
     name, settings = case
-    result = run_check(check, Case(name, task_class(name).model_validate(settings)))
+    result = run_check(check, partial(CHECKS[check], task_class(name).model_validate(settings)))
     if result.outcome == "skipped":
         pytest.skip(result.message)
     assert result.ok, f"task {name!r}, {check}: {result.message}"

@@ -63,7 +63,7 @@ SCENARIOS = (
         ("data", "prepare", "text.txt", "-o", "out", "--workers", "2", "--shard-size", "2kB"),
         ("data", "prepare", "text.txt", "-o", "out", "--workers", "2", "--shard-size", "2kB", "--resume"),
         "out",
-        True,
+        False,
     ),
     Scenario(
         "sweep, 2 workers",

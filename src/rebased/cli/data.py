@@ -71,7 +71,7 @@ def prepare(
     invalid_utf8
         replace: bytes that are not UTF-8 become U+FFFD and are counted. stop: they are an error.
     workers
-        Processes that encode. Default: one per core. The result does not depend on it.
+        Threads that encode. Default: one per core. The result does not depend on it.
     shard_size
         Bytes of the sources per shard. After a crash at most one shard is encoded again.
     resume

@@ -5,13 +5,10 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from rebased.config import did_you_mean
 from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.manifest import (
     DTYPES,
-    ENDS_DTYPE,
     FORMAT,
     Manifest,
     Split,
@@ -24,7 +21,7 @@ from rebased.data.manifest import (
 from rebased.data.shards import store_tokenizer, writing_shards
 from rebased.data.splits import Chunk
 from rebased.data.tokenizer import Tokenizer, load_tokenizer, restore_tokenizer, vocabulary_digest
-from rebased.data.windows import Windows
+from rebased.data.windows import TokenStream, Windows
 
 logger = logging.getLogger("rebased")
 
@@ -87,56 +84,14 @@ class Corpus:
         """The windows of `seq_len` tokens of a split; see `Windows` for `isolate_documents`."""
         return Windows(self.stream(split), seq_len, isolate_documents=isolate_documents)
 
-    def stream(self, split: str) -> "SplitStream":
+    def stream(self, split: str) -> TokenStream:
         """All tokens of a split as one sequence."""
-        return SplitStream(self.folder, self._split(split), DTYPES[self.manifest.dtype])
+        return TokenStream(self.folder, self._split(split), DTYPES[self.manifest.dtype])
 
     def _split(self, name: str) -> Split:
         if name not in self.splits:
             raise ValueError(f"{self.folder} has no split {name!r}; {did_you_mean(name, list(self.splits))}")
         return self.splits[name]
-
-
-class SplitStream:
-    """The tokens of a split as one sequence, memory-mapped from its shards. It is a `TokenStream`."""
-
-    def __init__(self, folder: Path, split: Split, dtype: np.dtype) -> None:
-        self._tokens = [_map(folder / shard.token_file.file, dtype) for shard in split.shards]
-        self._ends = [_map(folder / shard.ends_file.file, ENDS_DTYPE) for shard in split.shards]
-        self._starts = np.cumsum([0, *(len(shard) for shard in self._tokens)])  # [shards+1]
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop - 1, [stop - start] uint16 or uint32."""
-        found = [self._tokens[shard][first:last] for shard, first, last in self._overlaps(start, stop)]
-        return found[0] if len(found) == 1 else np.concatenate(found)
-
-    def document_ends(self, start: int, stop: int) -> np.ndarray:
-        """[n] int64: the positions e in (start, stop] where a document ends with token e - 1."""
-        found = [np.empty(0, dtype=np.int64)]
-        for shard, first, last in self._overlaps(start, stop):
-            ends = self._ends[shard]
-            inside = ends[np.searchsorted(ends, first, side="right") : np.searchsorted(ends, last, side="right")]
-            found.append(inside + self._starts[shard])
-        return np.concatenate(found)
-
-    def _overlaps(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(shard, first, last) for each shard that overlaps [start, stop): its tokens first to last - 1 do."""
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        found = []
-        while start < stop:
-            begin, end = int(self._starts[shard]), min(stop, int(self._starts[shard + 1]))
-            found.append((shard, start - begin, end - begin))
-            start, shard = end, shard + 1
-        return found
-
-
-def _map(path: Path, dtype: np.dtype) -> np.ndarray:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped: no document ends in this shard
-        return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def write_corpus(folder: Path, documents: Mapping[str, Iterable[str]], tokenizer: str = "bytes") -> None:
@@ -150,10 +105,10 @@ def write_corpus(folder: Path, documents: Mapping[str, Iterable[str]], tokenizer
     loaded = load_tokenizer(tokenizer)
     encode = ChunkEncoder(loaded, field="", stop_at_invalid=True)
     dtype, entry = dtype_for(loaded.vocab_size), store_tokenizer(folder, loaded)
-    with writing_shards(folder, 0, dtype, loaded.vocab_size) as group:
+    with writing_shards(folder, 0, dtype) as group:
         for split, texts in documents.items():
             chunks = [Chunk("text", text.encode(), True, "memory", "") for text in texts]
-            group.append(split, encode(ChunkBatch(split, chunks, 0, 0)).encoded)
+            group.append(split, encode(ChunkBatch(split, chunks, 0, 0)))
         shards = group.finish()
     splits = {split: Split(shards=(shard,)) for split, shard in shards.items()}
     write_manifest(folder, Manifest(format=FORMAT, dtype=dtype, tokenizer=entry, splits=splits))

@@ -17,28 +17,20 @@ class Detokenizer:
         self._context: list[int] = []  # tokens whose text is out: a token may look different without one before it
         self._held: list[int] = []
 
-    def push(self, token: int) -> str:
-        """Return the text that becomes whole with this token; empty while a character lacks bytes."""
-        if self._bytes is not None:
-            return self._bytes.decode(bytes([token])) if token < 256 else ""
-        self._held.append(token)
-        text = self._new_text()
-        if not text or (text.endswith("\ufffd") and len(self._held) < PENDING):
-            return ""
-        self._context, self._held = self._held, []
-        return text
-
-    def push_all(self, tokens: Sequence[int]) -> str:
-        """Return the text that becomes whole with these tokens: `push` of each, and faster."""
+    def push(self, *tokens: int) -> str:
+        """Return the text that becomes whole with these tokens; empty while a character lacks bytes."""
         if self._bytes is not None:
             return self._bytes.decode(bytes([token for token in tokens if token < 256]))
         held = self._held
         self._held = [*held, *tokens]
         text = self._new_text()
-        if text and not text.endswith("\ufffd"):
+        whole = not text.endswith("\ufffd")
+        if text and (whole or (len(tokens) == 1 and len(self._held) >= PENDING)):
             self._context, self._held = self._held, []
             return text
-        self._held = held
+        if len(tokens) < 2:
+            return ""
+        self._held = held  # some of them may be whole
         return "".join(map(self.push, tokens))
 
     def finish(self) -> str:
@@ -105,13 +97,9 @@ class TextStream:
         """Whether a stop string has occurred."""
         return self._stops.found is not None
 
-    def push(self, token: int) -> str:
-        """Return the text that a token adds."""
-        return "" if self._detokenizer is None else self._stops.push(self._detokenizer.push(token))
-
-    def push_all(self, tokens: Sequence[int]) -> str:
-        """Return the text that tokens add, where there are no stop strings."""
-        return "" if self._detokenizer is None else self._stops.push(self._detokenizer.push_all(tokens))
+    def push(self, *tokens: int) -> str:
+        """Return the text that these tokens add; where there are stop strings, give one token at a time."""
+        return "" if self._detokenizer is None else self._stops.push(self._detokenizer.push(*tokens))
 
     def finish(self) -> str:
         """Return what is held still, when no token follows."""

@@ -1,10 +1,11 @@
-"""Encode chunks of documents as tokens. This is the work that is spread over processes."""
+"""Encode chunks of documents as tokens. This is the work that is spread over threads."""
 
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from rebased.data.manifest import sum_known
 from rebased.data.shards import Encoded
 from rebased.data.sources import text_of
 from rebased.data.splits import Chunk
@@ -13,7 +14,7 @@ from rebased.files import parse_json
 
 
 class ChunkBatch(NamedTuple):
-    """Chunks of one split that a process encodes together."""
+    """Chunks of one split that are encoded together."""
 
     split: str
     chunks: list[Chunk]
@@ -22,16 +23,8 @@ class ChunkBatch(NamedTuple):
     source: str = ""  # of a recipe
 
 
-class EncodedBatch(NamedTuple):
-    """The result of encoding a `ChunkBatch`."""
-
-    encoded: Encoded
-    source_bytes: int
-    invalid: int  # how many byte sequences were not UTF-8
-
-
 class ChunkEncoder:
-    """A function from `ChunkBatch` to `EncodedBatch`. The result depends on its arguments alone.
+    """A function from `ChunkBatch` to `Encoded`. The result depends on its arguments alone.
 
     `field` is the key of the text in JSON lines. With `stop_at_invalid` text that is not UTF-8 raises ValueError;
     without, each invalid byte sequence is replaced by U+FFFD and counted.
@@ -46,7 +39,7 @@ class ChunkEncoder:
     def _byte_lengths(self) -> np.ndarray | None:
         return self._tokenizer.byte_lengths()
 
-    def __call__(self, batch: ChunkBatch) -> EncodedBatch:
+    def __call__(self, batch: ChunkBatch) -> Encoded:
         texts, invalid = [], 0
         for chunk in batch.chunks:
             if chunk.kind != "tokens":
@@ -55,14 +48,14 @@ class ChunkEncoder:
                 invalid += bad
         ids = iter(self._tokenizer.encode_many(texts))
         tokens, ends, position = [np.empty(0, dtype=np.uint32)], [], 0
-        text_bytes: int | None = sum(map(len, texts))
+        text_bytes: list[int | None] = [len(text) for text in texts]
         for chunk in batch.chunks:
             if chunk.kind == "tokens":
                 found = self._tokens(chunk)
                 # Tokenised documents may be windows that pack several: each end-of-text token ends one.
                 inner = np.flatnonzero(found == self._tokenizer.end_of_text) + 1
                 ends += [position + end for end in inner.tolist() if end < len(found) or not chunk.is_last]
-                text_bytes = self._add_bytes(text_bytes, found)
+                text_bytes.append(None if self._byte_lengths is None else int(self._byte_lengths[found].sum()))
             else:
                 found = next(ids)
                 if chunk.is_last:
@@ -71,8 +64,9 @@ class ChunkEncoder:
             position += len(found)
             if chunk.is_last:
                 ends.append(position)
-        encoded = Encoded(np.concatenate(tokens), np.array(ends, dtype=np.int64), text_bytes)
-        return EncodedBatch(encoded, sum(len(chunk.data) for chunk in batch.chunks), invalid)
+        source_bytes = sum(len(chunk.data) for chunk in batch.chunks)
+        known = sum_known(text_bytes)
+        return Encoded(np.concatenate(tokens), np.array(ends, dtype=np.int64), known, source_bytes, invalid)
 
     def _text(self, chunk: Chunk) -> tuple[bytes, int]:
         """(the chunk's text as UTF-8, how many invalid sequences were replaced)."""
@@ -106,9 +100,3 @@ class ChunkEncoder:
                 "name the tokenizer that made it (--tokenizer)"
             )
         return found.astype(np.uint32)
-
-    def _add_bytes(self, text_bytes: int | None, found: np.ndarray) -> int | None:
-        """`text_bytes` plus the bytes of text that these tokens stand for; None if that is not known."""
-        if text_bytes is None or self._byte_lengths is None:
-            return None
-        return text_bytes + int(self._byte_lengths[found].sum())

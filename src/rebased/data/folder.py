@@ -42,13 +42,12 @@ def preparation_folder(folder: Path, plan: dict[str, Any], resume: bool) -> Iter
             return
         for partial in folder.glob(f".*{PARTIAL}"):  # left by a process that was killed
             partial.unlink()
-        if not state.shards:
-            for stale in (path for path in folder.iterdir() if SHARD.fullmatch(path.name)):  # see discard_shards
+        if not state.shards:  # those of a plan that could not succeed, or of a process that was killed
+            for stale in (path for path in folder.iterdir() if SHARD.fullmatch(path.name)):
                 stale.unlink()
-        for shards in state.shards:
-            for shard in shards.values():
-                verify_file(folder, shard.token_file)
-                verify_file(folder, shard.ends_file)
+        for shard in (shard for shards in state.shards for shard in shards.values()):
+            verify_file(folder, shard.token_file)
+            verify_file(folder, shard.ends_file)
         write_state(folder, state)
         yield state, None
 
@@ -76,11 +75,6 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
     if not resume:
         raise ValueError(f"{folder} holds this preparation; add --resume to go on, or choose another folder (-o)")
     return state
-
-
-def discard_shards(folder: Path, state: State) -> None:
-    """Forget the finished shards: this plan cannot succeed, and another plan may then use the folder."""
-    write_state(folder, State(plan=state.plan))
 
 
 def write_state(folder: Path, state: State) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -61,8 +60,7 @@ class Split(Config):
     @property
     def text_bytes(self) -> int | None:
         """Bytes of UTF-8 that the tokens stand for; end-of-text tokens count 0. None if that is not known."""
-        sizes = [shard.text_bytes for shard in self.shards]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return sum_known(shard.text_bytes for shard in self.shards)
 
 
 class TokenizerFile(Config):
@@ -89,6 +87,16 @@ class Manifest(Config):
     duplicates: int = 0  # documents of a recipe that were left out: equal ones had come before
     shared_runs: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Of a recipe, by split and source: the share of runs of tokens that occur in the first split too."""
+
+
+def sum_known(sizes: Iterable[int | None]) -> int | None:
+    """The sum of sizes; None if one of them is not known."""
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -118,26 +126,20 @@ def read_manifest(folder: Path) -> Manifest:
         content = read_json(path)
     except ValueError as error:
         raise ValueError(f"{error}; prepare the text again") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is not in the format {FORMAT!r}; prepare the text again")
     try:
-        if isinstance(content, dict) and content.get("format") != FORMAT:
-            raise ValueError(f"{path}: format {content.get('format')!r} is not {FORMAT!r}; prepare the text again")
-        manifest = Manifest.model_validate(_unsealed(path, content))
+        manifest = Manifest.model_validate(unseal(content))
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error)}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; copy it again, or prepare the text again") from error
     if manifest.dtype not in DTYPES:
         raise ValueError(f"{path}: dtype {manifest.dtype!r} is not one of {', '.join(DTYPES)}")
     for shard in (shard for split in manifest.splits.values() for shard in split.shards):
         _check_size(folder / shard.token_file.file, shard.tokens * DTYPES[manifest.dtype].itemsize)
         _check_size(folder / shard.ends_file.file, shard.documents * ENDS_DTYPE.itemsize)
     return manifest
-
-
-def _unsealed(path: Path, content: Any) -> Any:
-    """The content of manifest.json without its checksum."""
-    try:
-        return unseal(content) if isinstance(content, dict) else content
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; copy it again, or prepare the text again") from error
 
 
 def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> None:
@@ -169,10 +171,6 @@ def verify_file(folder: Path, file: ShardFile) -> None:
 
 
 def _check_size(path: Path, size: int) -> None:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing, though {MANIFEST} names it; copy it again, or prepare the text again")
-    if path.stat().st_size != size:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes and should have {size:,}; "
-            "copy it again, or prepare the text again"
-        )
+    found = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is missing"
+    if found != f"has {size:,} bytes":
+        raise ValueError(f"{path} {found} and should have {size:,}; copy it again, or prepare the text again")

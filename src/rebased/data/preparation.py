@@ -1,7 +1,10 @@
-"""Prepare a folder: read sources, assign documents to splits, encode in several processes, write shards. Resumable."""
+"""Prepare a folder: read sources, assign documents to splits, encode in several threads, write shards. Resumable."""
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -9,23 +12,13 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from rebased.config import Config
-from rebased.data.corpus import SplitStream
 from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.encode_chunks import CHUNK_BYTES
-from rebased.data.folder import State, discard_shards, preparation_folder, write_state
-from rebased.data.manifest import (
-    DTYPES,
-    FORMAT,
-    Manifest,
-    Split,
-    TokenizerFile,
-    dtype_for,
-    write_manifest,
-)
+from rebased.data.folder import State, preparation_folder, write_state
+from rebased.data.manifest import DTYPES, FORMAT, Manifest, Split, TokenizerFile, dtype_for, write_manifest
 from rebased.data.overlap import shared_runs
-from rebased.data.pool import ordered_pool
 from rebased.data.recipe import Fetched, Recipe
-from rebased.data.shards import store_tokenizer, writing_shards
+from rebased.data.shards import Encoded, store_tokenizer, writing_shards
 from rebased.data.sources import HUB, LIBRARY, Source
 from rebased.data.splits import (
     DEFAULT_SPLIT,
@@ -39,10 +32,11 @@ from rebased.data.splits import (
     assign_splits,
     parse_split,
 )
-from rebased.data.tokenizer import Tokenizer, load_tokenizer, restore_tokenizer
+from rebased.data.tokenizer import Tokenizer, load_tokenizer
+from rebased.data.windows import TokenStream
 from rebased.files import sha256_bytes
 
-BYTES_PER_PROCESS = 4 * 10**6  # with less to encode, a process takes longer to start than it saves
+AHEAD = 3  # batches per worker that are read before the oldest one is written
 
 
 class PrepareConfig(Config):
@@ -81,11 +75,12 @@ def prepare(
     """Write the prepared folder that `config` describes, and return its manifest.
 
     The folder must be new or empty, or with `resume` one that the same config began or finished. `fetched` has the
-    files of a recipe. `workers` processes encode; the result does not depend on their number. `on_progress` is called
-    after each batch of chunks.
+    files of a recipe. `workers` threads encode: the `tokenizers` library does so without Python's lock. The result does
+    not depend on their number. `on_progress` is called after each batch of chunks.
     """
     if workers < 1:
         raise ValueError(f"workers must be 1 or more, got {workers}")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # so many threads are enough
     spec = parse_split(config.split)
     if spec.sources and config.sources:
         raise ValueError("--split names the sources; leave out the others, or give shares or bytes")
@@ -94,7 +89,7 @@ def prepare(
         if not spec.shares:
             raise ValueError(f"a recipe is split by shares, such as {DEFAULT_SPLIT}; got {','.join(config.split)}")
     tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
-    groups = {name: [source] for name, source in fetched.sources().items()} if fetched else _by_split(config, spec)
+    groups = {name: [source] for name, source in fetched.sources.items()} if fetched else _by_split(config, spec)
     plan = _plan(config, tokenizer, groups)
     with preparation_folder(folder, plan, resume) as (state, finished):
         if finished is not None:
@@ -107,7 +102,7 @@ def prepare(
                 shared = _shared_runs(folder, manifest)
                 manifest = manifest.model_copy(update={"recipe": fetched.found, "shared_runs": shared})
         except SplitNotFilled:
-            discard_shards(folder, state)
+            write_state(folder, State(plan=plan))  # without shards: another plan may then use the folder
             raise
         write_manifest(folder, manifest)
         return manifest
@@ -132,47 +127,55 @@ def _encode_all(
     elif spec.sizes or spec.shares:
         rule = BySize(spec.sizes) if spec.sizes else ByShare(spec.shares, total)
     tokens = sum(shard.tokens for shards in state.shards for shard in shards.values())
-    dtype = dtype_for(tokenizer.vocab_size)
-    stop = config.invalid_utf8 == "stop"
-    arguments = (tokenizer.to_json(), tokenizer.name, tokenizer.end_of_text, config.field, stop)
-    if total:
-        workers = min(workers, max(1, total // BYTES_PER_PROCESS))
-    with ordered_pool(make_encoder, arguments, workers) as encode:
+    encode = ChunkEncoder(tokenizer, config.field, stop_at_invalid=config.invalid_utf8 == "stop")
+    with ThreadPoolExecutor(workers) as threads:
         batches = _batches(groups, rule, config.shard_bytes, by_group=config.recipe is not None)
         for index, of_shard in groupby(batches, key=lambda batch: batch.shard):
             if index < len(state.shards):
                 for batch in of_shard:  # a finished shard is read again, to find where the next one begins
                     on_progress(Progress(batch.done, total, state.source_bytes, tokens, index))
                 continue
-            invalid, source_bytes = state.invalid_utf8, state.source_bytes
-            with writing_shards(folder, index, dtype, tokenizer.vocab_size) as group:
-                source = ""
-                for batch, result in encode(of_shard):
+            invalid, source_bytes, source = state.invalid_utf8, state.source_bytes, ""
+            with writing_shards(folder, index, dtype_for(tokenizer.vocab_size)) as group:
+                for batch, encoded in _in_order(threads, encode, of_shard, AHEAD * workers):
                     source = batch.source
-                    group.append(batch.split, result.encoded)
-                    invalid, source_bytes = invalid + result.invalid, source_bytes + result.source_bytes
-                    tokens += len(result.encoded.tokens)
+                    group.append(batch.split, encoded)
+                    invalid, source_bytes = invalid + encoded.invalid, source_bytes + encoded.source_bytes
+                    tokens += len(encoded.tokens)
                     on_progress(Progress(batch.done, total, source_bytes, tokens, index))
-                shards = {split: shard.model_copy(update={"source": source}) for split, shard in group.finish().items()}
+                shards = group.finish(source)
             state = State(
                 plan=state.plan, shards=(*state.shards, shards), invalid_utf8=invalid, source_bytes=source_bytes
             )
             write_state(folder, state)
     if isinstance(rule, BySize):
         rule.check_enough()
-    skipped = sum(len(source.skipped) for source in sources)
-    counts = {"divided": rule.divided} if isinstance(rule, ByShare) else {}
-    counts |= {"duplicates": rule.duplicates} if isinstance(rule, ByContent) else {}
-    return state, {"skipped_files": skipped, **counts}
+    counts = {"skipped_files": sum(len(source.skipped) for source in sources)}
+    if rule is not None:
+        counts |= {"divided": rule.divided, "duplicates": rule.duplicates}
+    return state, counts
 
 
-def make_encoder(content: bytes | None, name: str, end_of_text: int | None, field: str, stop: bool) -> ChunkEncoder:
-    """The encoder of a worker process, from arguments that can be sent to one."""
-    return ChunkEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
+def _in_order(
+    threads: ThreadPoolExecutor, encode: ChunkEncoder, batches: Iterable[ChunkBatch], ahead: int
+) -> Iterator[tuple[ChunkBatch, Encoded]]:
+    """Each batch with its tokens, in order. At most `ahead` batches are read before the oldest one is taken."""
+    waiting: deque[tuple[ChunkBatch, Future[Encoded]]] = deque()
+    try:
+        for batch in batches:
+            waiting.append((batch, threads.submit(encode, batch)))
+            if len(waiting) == ahead:
+                batch, future = waiting.popleft()
+                yield batch, future.result()
+        for batch, future in waiting:
+            yield batch, future.result()
+    finally:
+        for _, future in waiting:  # after an error
+            future.cancel()
 
 
 def _batches(
-    groups: dict[str, list[Source]], rule: Rule | None, shard_bytes: int, by_group: bool = False
+    groups: dict[str, list[Source]], rule: Rule | None, shard_bytes: int, by_group: bool
 ) -> Iterator[ChunkBatch]:
     """All chunks of the sources in order, in batches.
 
@@ -180,27 +183,30 @@ def _batches(
     together, so that a resumed preparation can continue at one place of the sources.
     """
     held: dict[str, list[Chunk]] = {}
-    sizes: dict[str, int] = {}
+    sizes = Counter[str]()
     shard = taken = 0
+
+    def ready(names: list[str], source: str) -> Iterator[ChunkBatch]:
+        for name in names:
+            del sizes[name]
+            yield ChunkBatch(name, held.pop(name), shard, _done(groups), source)
+
     for key, group in groups.items():
-        documents = (document for source in group for document in source.documents())
-        for name, chunk in assign_splits(documents, rule or Rule(key)):
+        source = key if by_group else ""
+        documents = (document for each in group for document in each.documents())
+        for name, chunk in assign_splits(documents, rule or Rule({key: 1.0})):
             held.setdefault(name, []).append(chunk)
-            sizes[name] = sizes.get(name, 0) + len(chunk.data)
+            sizes[name] += len(chunk.data)
             taken += len(chunk.data)
-            full = taken >= shard_bytes
-            for ready in list(held) if full else [name] if sizes[name] > CHUNK_BYTES // 2 else []:
-                yield ChunkBatch(ready, held.pop(ready), shard, _done(groups), key if by_group else "")
-                sizes[ready] = 0
-            if full:
+            if taken >= shard_bytes:
+                yield from ready(list(held), source)
                 shard, taken = shard + 1, 0
-        if by_group:
-            for ready in list(held):
-                yield ChunkBatch(ready, held.pop(ready), shard, _done(groups), key)
-                sizes[ready] = 0
-            shard, taken = shard + bool(taken), 0
-    for name, chunks in held.items():
-        yield ChunkBatch(name, chunks, shard, _done(groups))
+            elif sizes[name] > CHUNK_BYTES // 2:
+                yield from ready([name], source)
+        if by_group and taken:
+            yield from ready(list(held), source)
+            shard, taken = shard + 1, 0
+    yield from ready(list(held), "")
 
 
 def _done(groups: dict[str, list[Source]]) -> int:
@@ -236,8 +242,8 @@ def _shared_runs(folder: Path, manifest: Manifest) -> dict[str, dict[str, float]
     for name in others:
         for source in dict.fromkeys(shard.source for shard in manifest.splits[name].shards):
             chosen = tuple(shard for shard in manifest.splits[name].shards if shard.source == source)
-            streams[name, source] = SplitStream(folder, Split(shards=chosen), dtype)
-    shares = shared_runs(streams, SplitStream(folder, manifest.splits[first], dtype))
+            streams[name, source] = TokenStream(folder, Split(shards=chosen), dtype)
+    shares = shared_runs(streams, TokenStream(folder, manifest.splits[first], dtype))
     return {
         name: {source: round(share, 4) for (split, source), share in shares.items() if split == name} for name in others
     }

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import yaml
 from pydantic import Field, ValidationError
@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError
 from rebased.config import Config, did_you_mean, explain
 from rebased.data.encode_chunks import CHUNK_BYTES
 from rebased.data.manifest import FoundFile
-from rebased.data.sources import Document, Source, compile_start, in_memory, marked_documents, open_text
-from rebased.files import refuse_pipe, replacing
+from rebased.data.sources import Document, Source, compile_start, open_text, text_documents
+from rebased.files import refuse_pipe, replacing, sha256_file
 
 RECIPES = Path(__file__).with_name("recipes")
 ENDING = ".recipe.yaml"  # of a recipe that does not come with the package
@@ -76,21 +76,12 @@ def read_recipe(path: Path) -> Recipe:
         raise ValueError(f"{path}: {explain(error)}") from error
 
 
-class Fetched(Config):
+class Fetched(NamedTuple):
     """A recipe with all its files on this disk, whose checksums have been compared."""
 
     recipe: Recipe
-    paths: dict[str, tuple[str, ...]]  # by source, in the order of its files
+    sources: dict[str, Source]  # by name
     found: tuple[FoundFile, ...]
-
-    def sources(self) -> dict[str, Source]:
-        """The sources, by name."""
-        return {
-            name: PinnedSource(
-                name, source, [Path(path) for path in self.paths[name]], [f for f in self.found if f.source == name]
-            )
-            for name, source in self.recipe.sources.items()
-        }
 
 
 def parse_given(words: Sequence[str], recipe: Recipe) -> dict[str, Path]:
@@ -120,10 +111,10 @@ def fetch(
     to which it is downloaded if it is nowhere. `on_progress(done, total)` counts files.
     """
     total = sum(len(source.files) for source in recipe.sources.values())
-    paths: dict[str, tuple[str, ...]] = {}
+    sources: dict[str, Source] = {}
     found: list[FoundFile] = []
     for name, source in recipe.sources.items():
-        here = []
+        paths, sums = [], []
         for file in source.files:
             on_progress(len(found), total)
             path = _locate(name, source, file, given.get(name), downloads)
@@ -133,11 +124,12 @@ def fetch(
                     f"{name}: {path} has sha256 {sha256[:12]}..., the recipe says {str(file.sha256)[:12]}...; "
                     f"remove it and fetch {file.url}"
                 )
-            here.append(str(path))
+            paths.append(path)
+            sums.append(sha256)
             found.append(FoundFile(source=name, url=file.url, sha256=sha256))
-        paths[name] = tuple(here)
+        sources[name] = PinnedSource(name, source, paths, sums)
     on_progress(total, total)
-    return Fetched(recipe=recipe, paths=paths, found=tuple(found))
+    return Fetched(recipe, sources, tuple(found))
 
 
 def _locate(name: str, source: RecipeSource, file: PinnedFile, given: Path | None, downloads: Path) -> Path:
@@ -164,13 +156,9 @@ def _locate(name: str, source: RecipeSource, file: PinnedFile, given: Path | Non
 
 def _checksum(path: Path, file: PinnedFile, *, archive: bool) -> str:
     if archive:
-        with open(path, "rb") as raw:
-            return hashlib.file_digest(raw, "sha256").hexdigest()
-    digest = hashlib.sha256()
+        return sha256_file(path)
     with _open_any(path, file.member) as (stream, _):
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -201,50 +189,42 @@ def _unpacking(path: Path) -> Iterator[None]:
 class PinnedSource(Source):
     """A source of a recipe. Its documents have a fixed order, and each is held in memory."""
 
-    def __init__(self, name: str, spec: RecipeSource, paths: list[Path], found: list[FoundFile]) -> None:
+    def __init__(self, name: str, spec: RecipeSource, paths: list[Path], sums: list[str]) -> None:
         self.name, self.done, self.skipped, self.files = name, 0, [], []
-        self._spec, self._paths, self._found = spec, paths, found
+        self._spec, self._paths, self._sums = spec, paths, sums
         self._start = compile_start(spec.document_start)
         self.size = sum(path.stat().st_size for path in paths)
 
     def fingerprint(self) -> list[Any]:
         """The checksums: where the files are, and when they were written, does not matter."""
-        return [self.name, [file.sha256 for file in self._found]]
+        return [self.name, self._sums]
 
     def documents(self) -> Iterator[Document]:
         """The documents in order. Each must be read before the next is taken."""
         self.done, self.skipped = 0, []
         for path, file in zip(self._paths, self._spec.files, strict=True):
             before = self.done
-            texts = self._archived(path) if self._spec.members else self._text(path, file)
-            for document, position in texts:
-                self.done = before + position
-                yield document
+            for where, stream, position in self._texts(path, file):
+                for document in text_documents(stream, where, self._start):
+                    self.done = before + position()
+                    yield document
             self.done = before + path.stat().st_size
 
-    def _text(self, path: Path, file: PinnedFile) -> Iterator[tuple[Document, int]]:
-        with _open_any(path, file.member) as (stream, position):
-            for document in self._divided(stream, path.name):
-                yield document, position()
-
-    def _archived(self, path: Path) -> Iterator[tuple[Document, int]]:
-        """The chosen files of an archive, .tar.* or .whl; each is one document or is divided into several."""
+    def _texts(self, path: Path, file: PinnedFile) -> Iterator[tuple[str, BinaryIO, Callable[[], int]]]:
+        """(name, stream, bytes on disk read so far) of the file, or of each chosen file of an archive."""
+        if not self._spec.members:
+            with _open_any(path, file.member) as (stream, position):
+                yield path.name, stream, position
+            return
         with open(path, "rb") as raw, _unpacking(path):
             for name, content in _read_members(raw, path, self._chosen):
                 if not content or b"\0" in content:
                     self.skipped.append(f"{path}/{name}")
-                    continue
-                for document in self._divided(io.BytesIO(content), f"{path.name}/{name}"):
-                    yield document, raw.tell()
+                else:
+                    yield f"{path.name}/{name}", io.BytesIO(content), raw.tell
 
     def _chosen(self, name: str, size: int) -> bool:
         return size <= self._spec.max_bytes and any(fnmatch.fnmatchcase(name, each) for each in self._spec.members)
-
-    def _divided(self, stream: BinaryIO, where: str) -> Iterator[Document]:
-        if self._start is None:
-            yield in_memory(stream.read(), where)
-        else:
-            yield from marked_documents(stream, where, self._start)
 
 
 def _read_members(raw: BinaryIO, path: Path, chosen: Callable[[str, int], bool]) -> Iterator[tuple[str, bytes]]:

@@ -9,13 +9,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from rebased.data.manifest import (
-    DTYPES,
-    ENDS_DTYPE,
-    Shard,
-    ShardFile,
-    TokenizerFile,
-)
+from rebased.data.manifest import DTYPES, ENDS_DTYPE, Shard, ShardFile, TokenizerFile, sum_known
 from rebased.data.tokenizer import Tokenizer
 from rebased.files import replacing, sha256_bytes
 
@@ -28,6 +22,8 @@ class Encoded(NamedTuple):
     tokens: np.ndarray  # [n] any unsigned dtype
     ends: np.ndarray  # [documents] int64: how many of these tokens come before each document's end
     text_bytes: int | None  # bytes of UTF-8 that the tokens stand for; None if not known
+    source_bytes: int = 0
+    invalid: int = 0  # how many byte sequences were not UTF-8
 
 
 class ShardGroup:
@@ -36,39 +32,31 @@ class ShardGroup:
     A split to which nothing is appended gets no file.
     """
 
-    def __init__(self, folder: Path, index: int, dtype: str, vocab_size: int, stack: ExitStack) -> None:
-        self._folder, self._index, self._dtype, self._vocab_size = folder, index, DTYPES[dtype], vocab_size
-        self._stack = stack
-        self._open: dict[str, _OpenShard] = {}
+    def __init__(self, folder: Path, index: int, dtype: str, stack: ExitStack) -> None:
+        self._folder, self._index, self._dtype, self._stack = folder, index, DTYPES[dtype], stack
+        self._shards: dict[str, _OpenShard] = {}
 
     def append(self, split: str, encoded: Encoded) -> None:
-        """Add tokens to the end of a split's shard. Raises ValueError if one is outside the vocabulary."""
+        """Add tokens to the end of a split's shard."""
         if not len(encoded.tokens):
             return
-        largest = int(encoded.tokens.max())
-        if largest >= self._vocab_size:
-            raise ValueError(
-                f"token {largest} is not in a vocabulary of {self._vocab_size}; "
-                "is this the tokenizer (--tokenizer) that the tokens were made with?"
-            )
-        if split not in self._open:
+        if split not in self._shards:
             name = f"{split}-{self._index:05}"
-            file = self._stack.enter_context(replacing(self._folder / f"{name}.bin"))
-            ends_file = self._stack.enter_context(replacing(self._folder / f"{name}.ends"))
-            self._open[split] = _OpenShard(name, file, ends_file)
-        self._open[split].append(encoded, self._dtype)
+            files = [self._stack.enter_context(replacing(self._folder / f"{name}.{kind}")) for kind in ("bin", "ends")]
+            self._shards[split] = _OpenShard(name, *files)
+        self._shards[split].append(encoded, self._dtype)
 
-    def finish(self) -> dict[str, Shard]:
+    def finish(self, source: str = "") -> dict[str, Shard]:
         """The manifest's entry of each split's shard. Nothing can be appended afterwards."""
-        return {split: shard.finish() for split, shard in self._open.items()}
+        return {split: shard.finish(source) for split, shard in self._shards.items()}
 
 
 @contextmanager
-def writing_shards(folder: Path, index: int, dtype: str, vocab_size: int) -> Iterator[ShardGroup]:
+def writing_shards(folder: Path, index: int, dtype: str) -> Iterator[ShardGroup]:
     """A `ShardGroup` to write. All its files appear when the block ends; on an error none of them does."""
     try:
         with ExitStack() as stack:
-            yield ShardGroup(folder, index, dtype, vocab_size, stack)
+            yield ShardGroup(folder, index, dtype, stack)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ValueError(
@@ -92,12 +80,9 @@ class _OpenShard:
         self._hash.update(content)
         self._ends.append(encoded.ends + self._tokens)
         self._tokens += len(encoded.tokens)
-        if encoded.text_bytes is None or self._text_bytes is None:
-            self._text_bytes = None
-        else:
-            self._text_bytes += encoded.text_bytes
+        self._text_bytes = sum_known((self._text_bytes, encoded.text_bytes))
 
-    def finish(self) -> Shard:
+    def finish(self, source: str) -> Shard:
         ends = np.concatenate(self._ends).astype(ENDS_DTYPE)
         self._ends_file.write(ends.tobytes())
         return Shard(
@@ -106,6 +91,7 @@ class _OpenShard:
             text_bytes=self._text_bytes,
             token_file=ShardFile(file=f"{self._name}.bin", sha256=self._hash.hexdigest()),
             ends_file=ShardFile(file=f"{self._name}.ends", sha256=sha256_bytes(ends.tobytes())),
+            source=source,
         )
 
 

@@ -44,7 +44,6 @@ class SourceFile(NamedTuple):
 
     path: Path
     kind: Kind
-    named: bool  # True: the user named it, so it must be text; False: it was found in a folder
     size: int  # bytes on disk
     changed: int  # time of the last change, ns
 
@@ -85,9 +84,7 @@ class Source:
         if file.kind == "tokens":
             yield from _tokenised(file.path)
             return
-        if problem := sniff(file.path):
-            if file.named:
-                raise ValueError(f"{file.path} {problem}; name text files")
+        if sniff(file.path):
             self.skipped.append(str(file.path))
             return
         before = self.done
@@ -101,7 +98,7 @@ class Source:
             if file.kind == "jsonl":
                 yield from counted(_json_lines(stream, file.path))
             elif self._start is not None:
-                yield from counted(marked_documents(stream, str(file.path), self._start))
+                yield from counted(text_documents(stream, str(file.path), self._start))
             else:
                 yield Document("text", str(file.path), counted(read_chunks(stream)), lambda: text_size(file.path))
 
@@ -113,8 +110,7 @@ def _find(name: str) -> Iterator[SourceFile]:
         paths = [path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts)]
         if not paths:
             raise ValueError(f"there is no *.py file in {root}; name a SOURCE")
-        for path in sorted(paths):
-            yield _file(path, "text", named=False)
+        yield from (_file(path, "text") for path in sorted(paths))
         return
     path = Path(name)
     if path.is_dir():
@@ -125,23 +121,22 @@ def _find(name: str) -> Iterator[SourceFile]:
         for below in found:
             if below.suffix == ".bin" and below.with_suffix(".idx").is_file():
                 continue  # the index stands for the pair
-            yield _file(below, kind_of(below), named=False)
+            yield _file(below, kind_of(below))
     elif path.suffix in (".bin", ".idx") or path.with_name(path.name + ".idx").is_file():
         pair = path if path.suffix in (".bin", ".idx") else path.with_name(path.name + ".idx")
-        yield _file(Path(TokenisedFile(pair).index_path), "tokens", named=True)
+        yield _file(Path(TokenisedFile(pair).index_path), "tokens")
     elif path.is_file():
-        file = _file(path, kind_of(path), named=True)
-        if problem := sniff(path):  # checked now, not after hours of work on other sources
+        if problem := sniff(path):  # what was named must be text; what is found in folders is skipped
             raise ValueError(f"{path} {problem}; name text files")
-        yield file
+        yield _file(path, kind_of(path))
     else:
         raise ValueError(f"there is no file or folder {path}; a dataset of the Hugging Face Hub is {HUB}NAME[:CONFIG]")
 
 
-def _file(path: Path, kind: Kind, *, named: bool) -> SourceFile:
+def _file(path: Path, kind: Kind) -> SourceFile:
     state = path.stat()
     size = path.with_suffix(".bin").stat().st_size if kind == "tokens" else state.st_size
-    return SourceFile(path, kind, named, size, state.st_mtime_ns)
+    return SourceFile(path, kind, size, state.st_mtime_ns)
 
 
 def kind_of(path: Path) -> Kind:
@@ -200,8 +195,11 @@ def _json_lines(stream: BinaryIO, path: Path) -> Iterator[Document]:
             yield Document("jsonl", f"{path}, line {number}", [line], line.__len__, divisible=False)
 
 
-def marked_documents(stream: BinaryIO, where: str, start: re.Pattern[bytes]) -> Iterator[Document]:
-    """Documents that each begin with a line in which `start` matches."""
+def text_documents(stream: BinaryIO, where: str, start: re.Pattern[bytes] | None) -> Iterator[Document]:
+    """Documents that each begin with a line in which `start` matches; one document if it is None."""
+    if start is None:
+        yield in_memory(stream.read(), where)
+        return
     held, searched = bytearray(), 0
     for chunk in read_chunks(stream):
         held += chunk
@@ -262,11 +260,8 @@ def dataset_documents(rows: Iterable[dict[str, Any]], name: str, field: str) -> 
 def text_of(row: Any, field: str, where: str) -> str:
     """The text under the key `field` of a JSON object. If there is none, raises ValueError that names `where`."""
     if not isinstance(row, dict) or field not in row:
-        has = (
-            f"has the fields {', '.join(map(repr, row))}"
-            if isinstance(row, dict)
-            else f"is not an object: {str(row)[:30]!r}"
-        )
+        is_object = isinstance(row, dict)
+        has = f"has the fields {', '.join(map(repr, row))}" if is_object else f"is not an object: {str(row)[:30]!r}"
         raise ValueError(f"{where} {has}; it needs a field {field!r} (--field names another)")
     if not isinstance(row[field], str):
         raise ValueError(

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -36,17 +36,20 @@ class Chunk(NamedTuple):
 
 
 class Rule:
-    """Which split each document goes to: the one with this name, unless a subclass says otherwise."""
+    """Which split each document goes to: the first, unless a subclass says otherwise."""
 
-    def __init__(self, split: str) -> None:
-        self._split = split
+    divided = 0  # documents so far
+    duplicates = 0  # documents so far that were left out, because equal ones had come before
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        self._bounds = list(zip(shares, accumulate(shares.values()), strict=True))
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
         """The ranges that document `number` is divided into: (split, byte offset where its range ends), in order.
 
         The last offset is inf. The split None means that the range is left out.
         """
-        return [(self._split, math.inf)]
+        return [(self._bounds[0][0], math.inf)]
 
     def advance(self, size: int, complete: bool) -> bool:
         """Called after each document with the bytes that went to splits, and whether nothing was left out.
@@ -54,6 +57,11 @@ class Rule:
         Returns whether more documents are wanted.
         """
         return True
+
+    def _drawn(self, digest: bytes) -> str | None:
+        """The split whose share a digest of eight bytes falls into."""
+        draw = int.from_bytes(digest, "little") / 2**64
+        return next((split for split, bound in self._bounds if draw < bound), None)
 
 
 def assign_splits(documents: Iterable[Document], rule: Rule) -> Iterator[tuple[str, Chunk]]:
@@ -82,18 +90,17 @@ class ByShare(Rule):
     """
 
     def __init__(self, shares: dict[str, float], total: int) -> None:
-        self._bounds = list(zip(shares, accumulate(shares.values()), strict=True))
+        super().__init__(shares)
         everything = len(shares) == 1 and self._bounds[-1][1] >= 1  # goes to one split: no document is divided
         self._large = min(shares.values()) * total if total and not everything else math.inf
-        self.divided = 0  # documents so far
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
-        """See `Rule`."""
         if document.divisible and self._large < math.inf and (size := document.size()) > self._large:
             self.divided += 1
             cuts: list[tuple[str | None, float]] = [(split, round(bound * size)) for split, bound in self._bounds]
             return [*cuts, (None, math.inf)]
-        return [(_drawn(self._bounds, hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()), math.inf)]
+        digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()
+        return [(self._drawn(digest), math.inf)]
 
 
 class ByContent(Rule):
@@ -103,24 +110,17 @@ class ByContent(Rule):
     """
 
     def __init__(self, shares: dict[str, float]) -> None:
-        self._bounds = list(zip(shares, accumulate(shares.values()), strict=True))
+        super().__init__(shares)
         self._seen: set[bytes] = set()
-        self.duplicates = 0  # documents so far
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
-        """See `Rule`. The chunks of the document must be a list."""
+        # The chunks of the document are a list: they are read again later.
         digest = hashlib.sha256(b"".join(document.chunks)).digest()
         if digest in self._seen:
             self.duplicates += 1
             return [(None, math.inf)]
         self._seen.add(digest)
-        return [(_drawn(self._bounds, digest[:8]), math.inf)]
-
-
-def _drawn(bounds: Sequence[tuple[str, float]], digest: bytes) -> str | None:
-    """The split that a digest of eight bytes falls into; bounds are the sums of the shares."""
-    draw = int.from_bytes(digest, "little") / 2**64
-    return next((split for split, bound in bounds if draw < bound), None)
+        return [(self._drawn(digest[:8]), math.inf)]
 
 
 class BySize(Rule):
@@ -131,18 +131,16 @@ class BySize(Rule):
     """
 
     def __init__(self, sizes: dict[str, int]) -> None:
-        self._bounds = list(zip(sizes, accumulate(sizes.values()), strict=True))
+        super().__init__(sizes)
         self._done = 0
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
-        """See `Rule`."""
         left: list[tuple[str | None, float]] = [
             (split, bound - self._done) for split, bound in self._bounds if bound > self._done
         ]
         return [*left, (None, math.inf)] if document.divisible else [(left[0][0], math.inf)]
 
     def advance(self, size: int, complete: bool) -> bool:
-        """See `Rule`."""
         self._done += size
         return complete and self._done < self._bounds[-1][1]
 

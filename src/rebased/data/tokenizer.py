@@ -26,26 +26,21 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Names of special tokens in the text are encoded as ordinary text."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
-        ...
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """The token ids of each text, [n] of an unsigned dtype. Bytes that are not UTF-8 are encoded as U+FFFD."""
-        ...
 
     def byte_lengths(self) -> np.ndarray | None:
         """[vocab_size] int64: how many bytes of text each token stands for; None if that depends on its neighbours."""
-        ...
 
     def to_json(self) -> bytes | None:
         """The content of tokenizer.json; None if the tokenizer needs no file."""
-        ...
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """One token per byte, 0 to 255, and 256 after each document. It needs no file and encodes any text."""
 
     name = "bytes"
@@ -53,27 +48,23 @@ class ByteTokenizer:
     end_of_text: int | None = 256
 
     def encode(self, text: str) -> list[int]:
-        """The bytes of the text in UTF-8."""
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these bytes, without end-of-text tokens; an incomplete UTF-8 character becomes U+FFFD."""
+        # An incomplete UTF-8 character becomes U+FFFD.
         return bytes(token for token in map(int, ids) if token < 256).decode(errors="replace")
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """The bytes of each text as they are, [n] uint8."""
         return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
     def byte_lengths(self) -> np.ndarray | None:
-        """[257] int64: 1 per byte, 0 for end-of-text."""
         return np.array([1] * 256 + [0])
 
     def to_json(self) -> bytes | None:
-        """None: there is no file."""
         return None
 
 
-class JsonTokenizer:
+class JsonTokenizer(Tokenizer):
     """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library.
 
     `content` is the file, `name` is for messages and records. `end_of_text` is the token after each document: None for
@@ -91,24 +82,20 @@ class JsonTokenizer:
         self.end_of_text = _find_end(vocabulary, name, end_of_text)
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text. Names of special tokens in the text are encoded as ordinary text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
         return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True))
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """The token ids of each text, [n] uint32. Bytes that are not UTF-8 are encoded as U+FFFD."""
         decoded = [text.decode(errors="replace") for text in texts]
         encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def byte_lengths(self) -> np.ndarray | None:
-        """[vocab_size] int64: bytes of text per token, 0 for special ones; None unless the tokenizer is byte-level."""
         spec = json.loads(self._content)
         if (spec.get("decoder") or {}).get("type") != "ByteLevel":
-            return None
+            return None  # only byte-level tokens always stand for the same bytes
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, number in spec["model"]["vocab"].items():
             lengths[number] = len(token)  # byte-level vocabularies write one character per byte
@@ -118,7 +105,6 @@ class JsonTokenizer:
         return lengths
 
     def to_json(self) -> bytes | None:
-        """The content of tokenizer.json."""
         return self._content
 
 
@@ -167,15 +153,20 @@ def vocabulary_digest(content: bytes | None) -> str:
     return sha256_bytes(json.dumps([spec["model"].get("vocab"), added], sort_keys=True).encode())
 
 
-def _load(content: bytes, name: str) -> Any:
+def _engine_class(name: str) -> Any:
     try:
         from tokenizers import Tokenizer as Engine
     except ImportError as error:
         raise ImportError(
             f"tokenizer {name} needs the tokenizers library: pip install 'rebased[data]', or use --tokenizer bytes"
         ) from error
+    return Engine
+
+
+def _load(content: bytes, name: str) -> Any:
+    engine_class = _engine_class(name)
     try:
-        engine = Engine.from_str(content.decode())
+        engine = engine_class.from_str(content.decode())
     except Exception as error:  # the library raises bare Exception for what it cannot read
         raise ValueError(f"{name} is not a tokenizer.json: {str(error)[:200]}") from error
     engine.no_truncation()
@@ -185,14 +176,12 @@ def _load(content: bytes, name: str) -> Any:
 
 
 def _download(name: str) -> bytes:
+    engine_class = _engine_class(name)
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the library logs every attempt; one message at the end is enough
     try:
-        from tokenizers import Tokenizer as Engine
-
-        return Engine.from_pretrained(name).to_str().encode()
-    except ImportError as error:
-        raise ImportError(f"tokenizer {name} needs the tokenizers library: pip install 'rebased[data]'") from error
+        content: str = engine_class.from_pretrained(name).to_str()
+        return content.encode()
     except Exception as error:  # the library raises bare Exception for every network error
         raise ValueError(
             f"tokenizer {name!r} is not a file here and could not be downloaded from the Hugging Face Hub "

@@ -1,13 +1,15 @@
 """Windows of T tokens over a stream of tokens, and the order in which training reads them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rebased.config import plural
+from rebased.data.manifest import ENDS_DTYPE, Split
 from rebased.tasks.contract import IGNORE
 
 
@@ -19,20 +21,46 @@ class TextBatch(NamedTuple):
     cu_seqlens: Tensor | None  # [n+1] int32: where documents begin in the B*T tokens, then B*T; None without isolation
 
 
-class TokenStream(Protocol):
-    """A sequence of tokens with document boundaries, such as a split of a prepared folder."""
+class TokenStream:
+    """The tokens of a split as one sequence, memory-mapped from its shards."""
+
+    def __init__(self, folder: Path, split: Split, dtype: np.dtype) -> None:
+        self._tokens = [_map(folder / shard.token_file.file, dtype) for shard in split.shards]
+        self._ends = [_map(folder / shard.ends_file.file, ENDS_DTYPE) for shard in split.shards]
+        self._starts = np.cumsum([0, *(len(shard) for shard in self._tokens)])  # [shards+1]
 
     def __len__(self) -> int:
-        """How many tokens there are."""
-        ...
+        return int(self._starts[-1])
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop - 1, [stop - start] of an integer dtype."""
-        ...
+        """Tokens start to stop - 1, [stop - start] uint16 or uint32."""
+        found = [self._tokens[shard][first:last] for shard, first, last in self._overlaps(start, stop)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def document_ends(self, start: int, stop: int) -> np.ndarray:
         """[n] int64: the positions e in (start, stop] where a document ends with token e - 1."""
-        ...
+        found = [np.empty(0, dtype=np.int64)]
+        for shard, first, last in self._overlaps(start, stop):
+            ends = self._ends[shard]
+            inside = ends[np.searchsorted(ends, first, side="right") : np.searchsorted(ends, last, side="right")]
+            found.append(inside + self._starts[shard])
+        return np.concatenate(found)
+
+    def _overlaps(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(shard, first, last) for each shard that overlaps [start, stop): its tokens first to last - 1 do."""
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        found = []
+        while start < stop:
+            begin, end = int(self._starts[shard]), min(stop, int(self._starts[shard + 1]))
+            found.append((shard, start - begin, end - begin))
+            start, shard = end, shard + 1
+        return found
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped: no document ends in this shard
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 class Windows:

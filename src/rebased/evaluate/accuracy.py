@@ -1,7 +1,7 @@
 """How much of a synthetic task a model gets right: exact counts of labelled tokens, overall and by parts."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,22 +11,6 @@ from rebased.mixers import eval_mode
 from rebased.models import LanguageModel
 from rebased.ops import linear_argmax
 from rebased.tasks import IGNORE, Examples, Questions, Segment, find_questions
-
-
-class Counts(dict[Hashable, list[int]]):
-    """[correct, total] by whatever labelled tokens are counted by. Each token weighs the same in every batch."""
-
-    def add(self, key: Hashable, correct: int, total: int) -> None:
-        """Add `correct` of `total` tokens under `key`."""
-        if not 0 <= correct <= total:
-            raise ValueError(f"correct must lie between 0 and total, got correct={correct}, total={total}")
-        known = self.setdefault(key, [0, 0])
-        known[0] += correct
-        known[1] += total
-
-    def accuracies(self) -> dict[Any, float]:
-        """By key, in rising order; keys of which no token was labelled are left out."""
-        return {key: correct / total for key, (correct, total) in sorted(self.items()) if total}
 
 
 @torch.no_grad()
@@ -39,21 +23,29 @@ def evaluate(
     {"accuracy": 0.9, "by_pairs": {"4": 0.9}, "by_length": {"32": 0.9}, "slices": {"updated": 0.8, "kept": 0.95}}:
     `by_pairs` stands there for tasks whose segments have kv_pairs, `slices` for tasks that name some.
     """
-    by: dict[str, Counts] = defaultdict(Counts)
+    by: dict[str, dict[Any, list[int]]] = defaultdict(dict)  # [correct, total] by part of the record and key
+
+    def add(part: str, key: Any, correct: int, total: int) -> None:
+        before = by[part].get(key, (0, 0))
+        by[part][key] = [before[0] + correct, before[1] + total]
+
     for segment, rows in zip(segments, examples, strict=True):
         questions = find_questions(rows)
         with eval_mode(model):
             predictions = predict(model, questions, batch_size)
         correct, total, slices = count_correct(predictions, questions, rows.slices)
-        by["accuracy"].add("", correct, total)
+        add("accuracy", "", correct, total)
         if "kv_pairs" in segment.settings():
-            by["by_pairs"].add(segment.settings()["kv_pairs"], correct, total)
-        by["by_length"].add(segment.seq_len, correct, total)
+            add("by_pairs", segment.settings()["kv_pairs"], correct, total)
+        add("by_length", segment.seq_len, correct, total)
         for name, counts in slices.items():
-            by["slices"].add(name, *counts)
-    if not by["accuracy"].accuracies():
+            add("slices", name, *counts)
+    parts = {
+        part: {str(key): correct / total for key, (correct, total) in sorted(counts.items()) if total}
+        for part, counts in by.items()
+    }
+    if not parts["accuracy"]:
         raise ValueError("these examples have no labelled token; a task must ask something in every row")
-    parts = {name: {str(key): each for key, each in counts.accuracies().items()} for name, counts in by.items()}
     return parts | {"accuracy": parts["accuracy"][""]}
 
 

@@ -1,5 +1,6 @@
 """What a contract suite answers: one result per check."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -35,3 +36,15 @@ class CheckResult(NamedTuple):
         """One line: a mark, the name, and the message if there is one."""
         said = ("skipped", self.message) if self.outcome == "skipped" else (self.message,)
         return " ".join(f"{MARKS[self.outcome]} {': '.join(filter(None, (self.name, *said)))}".split())
+
+
+def run_check(name: str, call: Callable[[], None], why: str = "") -> CheckResult:
+    """The outcome of a call: passed, skipped if it raises NotApplicable, failed with the message of all else."""
+    try:
+        call()
+    except NotApplicable as reason:
+        return CheckResult(name, "skipped", str(reason))
+    except Exception as error:  # the user's code may raise anything
+        kind = "" if isinstance(error, AssertionError | ValueError) else f"{type(error).__name__}: "
+        return CheckResult(name, "failed", f"{kind}{error}{why}")
+    return CheckResult(name, "passed")

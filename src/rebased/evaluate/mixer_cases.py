@@ -1,7 +1,6 @@
 """Mixers at a small size, random inputs, and comparisons: what the checks of the mixer contract are made of."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,11 +54,6 @@ def checked_forward(mixer: nn.Module, x: Tensor) -> Tensor:
     return check_output(mixer, x, mixer(x))
 
 
-def gives_finite(name: str) -> bool:
-    """Return True if the mixer's output at random x [B,T,D] holds no NaN and no infinity."""
-    return bool(checked_forward(build(name), random_inputs()).isfinite().all())
-
-
 def state_after(mixer: Any, x: Tensor) -> Any:
     """Return the mixer's state after the tokens x [1,T,D]; T may be 0."""
     state = mixer.init_state(1)
@@ -89,12 +83,3 @@ def require_same_function(mixer: nn.Module, x: Tensor, actual: Tensor, expected:
     require_near(actual, expected, what)
     for key, got, wanted in zip(leaves, actual_grads, expected_grads, strict=True):
         require_near(got, wanted, f"{what}: the gradient of {key}")
-
-
-def error_of(call: Callable[[], Any]) -> str:
-    """Return the message of the ValueError that a call raises; empty if it raises none."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return ""

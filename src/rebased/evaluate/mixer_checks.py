@@ -4,11 +4,14 @@ AssertionError and ValueError mean that the check failed, NotApplicable that the
 """
 
 import copy
+import math
 import warnings
+from collections.abc import Callable, Mapping
 from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rebased.evaluate.checks import NotApplicable, require
 from rebased.evaluate.mixer_cases import (
@@ -18,7 +21,6 @@ from rebased.evaluate.mixer_cases import (
     build,
     build_extendable,
     checked_forward,
-    error_of,
     random_inputs,
     require_near,
     require_same_function,
@@ -36,23 +38,69 @@ from rebased.mixers import (
     forward_documents,
     has_attention_map,
     init_slots,
-    mixer_class,
     mixer_name,
-    register_mixer,
     tensors_of,
 )
 from rebased.models.config import LMConfig
 
 DOCUMENTS = [0, 1, 12, 12, 21, 42, 44, 63]  # one of a single token, an empty one and a whole row
 LENGTHS = (1, 2, 7, T, 64)
+SPLITS = ([21], [1] * 21, [20, 1], [1, 20], [8, 5, 1, 7], [3, 16, 2])
+FLOATS = {"float64": (torch.float64,), "float32": (torch.float32,)}
+LEAK = "the model is trained on tokens that it must predict"
+GENERATION = "generation gives other tokens than training"
 
 
+class Check(NamedTuple):
+    """One check of the contract."""
+
+    name: str
+    why: str  # what goes wrong with a mixer that fails
+    function: Callable[..., None]  # takes the name of a registered mixer and `arguments`; raises if it fails
+    arguments: tuple[Any, ...]
+    compares: bool  # whether it compares numbers, which says nothing where the output is not finite
+
+    def run(self, mixer: str) -> None:
+        """Run the check for a registered mixer. Raises AssertionError or ValueError if it fails, NotApplicable to skip.
+
+        The seed is fixed. Random number streams are left as they are.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                self.function(mixer, *self.arguments)
+            except AssertionError:
+                if self.compares and not checked_forward(build(mixer), random_inputs()).isfinite().all():
+                    raise NotApplicable("the output is not finite, so its numbers cannot be compared") from None
+                raise
+
+
+CHECKS: list[Check] = []
+"""All checks of the contract, from the simplest on."""
+
+
+def check(
+    why: str, cases: Mapping[str, tuple[Any, ...]] | None = None, *, compares: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that adds a function to CHECKS: once, or once per case, {label in the check's name: arguments}."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        for label, arguments in (cases or {"": ()}).items():
+            name = f"{function.__name__}[{label}]" if label else function.__name__
+            CHECKS.append(Check(name, why, function, arguments, compares))
+        return function
+
+    return add
+
+
+@check("some sequence lengths do not work", {f"T={n}": (n,) for n in LENGTHS}, compares=False)
 def keeps_shape(name: str, length: int) -> None:
     """Check that x [B,T,D] gives [B,T,D], for one sequence and for several."""
     for batch in (1, B):
         checked_forward(build(name), random_inputs(batch, length))
 
 
+@check("a model cannot be trained with such numbers", compares=False)
 def output_is_finite(name: str) -> None:
     """Check that random x of any length gives no NaN and no infinity, for one sequence and for several."""
     for length, batch in product(LENGTHS, (1, B)):
@@ -63,6 +111,7 @@ def output_is_finite(name: str) -> None:
         )
 
 
+@check("the residual stream changes its dtype", FLOATS)
 def keeps_dtype(name: str, dtype: torch.dtype) -> None:
     """Check that the output has the dtype of x, and the numbers it has in fp64."""
     mixer, x = build(name), random_inputs()
@@ -72,6 +121,7 @@ def keeps_dtype(name: str, dtype: torch.dtype) -> None:
     require_near(y, checked_forward(mixer, x), f"the output in {dtype} against torch.float64")
 
 
+@check("it cannot be trained in bfloat16")
 def computes_in_bfloat16(name: str) -> None:
     """Check that bfloat16 in gives bfloat16 out, near the result in fp64."""
     mixer = build(name, torch.bfloat16)
@@ -88,6 +138,7 @@ def computes_in_bfloat16(name: str) -> None:
     require_near(y, checked_forward(exact, x.double()), "the output in torch.bfloat16 against torch.float64")
 
 
+@check(LEAK, {f"at={n}": (n,) for n in (1, 10, 20)})
 def never_looks_ahead(name: str, at: int) -> None:
     """Check that a change of x from position `at` on changes no output before it."""
     mixer, x = build(name), random_inputs()
@@ -101,6 +152,7 @@ def never_looks_ahead(name: str, at: int) -> None:
     )
 
 
+@check("one bad number hides where it came from", {str(value): (value,) for value in (math.nan, math.inf)})
 def not_finite_reaches_no_other(name: str, value: float) -> None:
     """Check that a NaN or an infinity at one token leaves earlier tokens and other rows as they are.
 
@@ -120,6 +172,7 @@ def not_finite_reaches_no_other(name: str, value: float) -> None:
     require_near(after[:1, :10], before[:1, :10], f"the output before {value} at position 10")
 
 
+@check(LEAK)
 def gradients_never_look_ahead(name: str) -> None:
     """Check that outputs before a position have no gradient in x from it on."""
     x = random_inputs().requires_grad_()
@@ -132,6 +185,7 @@ def gradients_never_look_ahead(name: str) -> None:
     )
 
 
+@check("a weight is never trained")
 def every_parameter_has_gradient(name: str) -> None:
     """Check that every parameter and x have a finite gradient that is not all zero, in training mode."""
     mixer = build(name, torch.float32).train()
@@ -143,6 +197,7 @@ def every_parameter_has_gradient(name: str) -> None:
         require((parameter.grad != 0).any(), f"the gradient of {key} is zero everywhere")
 
 
+@check("training does not follow the loss")
 def gradients_match_differences(name: str) -> None:
     """Check the gradients along one random direction through all parameters and x, against central differences."""
     mixer = build(name)
@@ -166,6 +221,13 @@ def gradients_match_differences(name: str) -> None:
     )
 
 
+@check(
+    GENERATION,
+    {
+        f"{'+'.join(map(str, pieces)) if len(pieces) < T else '1s'}, {name}": (pieces, *dtype)
+        for pieces, (name, dtype) in product(SPLITS, FLOATS.items())
+    },
+)
 def extend_is_forward_in_pieces(name: str, pieces: list[int], dtype: torch.dtype) -> None:
     """Check that extend over pieces of these lengths gives what forward gives."""
     mixer, x = build_extendable(name, dtype), random_inputs(dtype=dtype)
@@ -176,6 +238,7 @@ def extend_is_forward_in_pieces(name: str, pieces: list[int], dtype: torch.dtype
     require_near(torch.cat(outputs, dim=1), checked_forward(mixer, x), f"extend in pieces of {pieces} against forward")
 
 
+@check("reports show a wrong state size", {f"T={n}": (n,) for n in (1, 5, 21)}, compares=False)
 def state_has_declared_size(name: str, length: int) -> None:
     """Check that the state after `length` tokens holds as many numbers as state_size says."""
     mixer, x = build_extendable(name), random_inputs(length=length)
@@ -187,6 +250,7 @@ def state_has_declared_size(name: str, length: int) -> None:
     )
 
 
+@check("a prompt cannot be continued twice")
 def given_state_is_not_changed(name: str) -> None:
     """Check that extend leaves the state it was given as it is, so that it can be used again."""
     mixer, x = build_extendable(name), random_inputs()
@@ -199,6 +263,7 @@ def given_state_is_not_changed(name: str) -> None:
     require(torch.equal(first, again), "extend gave another output when it was called again with the same state")
 
 
+@check(GENERATION, FLOATS)
 def slots_are_extend(name: str, dtype: torch.dtype) -> None:
     """Check that steps in slots, of sequences of different lengths, give what forward gives, and extend's states."""
     mixer, x, begins = build_extendable(name, dtype), random_inputs(dtype=dtype), (4, 0, 11)
@@ -224,6 +289,7 @@ def slots_are_extend(name: str, dtype: torch.dtype) -> None:
                 require_near(got, expected, f"the state in slot {slot} after {begin + 9} tokens against that of extend")
 
 
+@check("a packed document sees another one", FLOATS)
 def documents_are_apart(name: str, dtype: torch.dtype) -> None:
     """Check that packed documents give the outputs and gradients that each gives alone."""
     mixer, x = build(name, dtype), random_inputs(dtype=dtype).requires_grad_()
@@ -235,6 +301,7 @@ def documents_are_apart(name: str, dtype: torch.dtype) -> None:
     require_same_function(mixer, x, packed, whole, "packed documents against each document alone")
 
 
+@check("a prompt that is read together with others sees them", FLOATS)
 def prompts_are_apart(name: str, dtype: torch.dtype) -> None:
     """Check that packed documents that follow states give the outputs and states that each gives alone."""
     mixer, x, lengths, begins = build_extendable(name, dtype), random_inputs(dtype=dtype), (1, 12, 3), (4, 0, 5)
@@ -251,15 +318,7 @@ def prompts_are_apart(name: str, dtype: torch.dtype) -> None:
             require_near(got, expected, f"the state after packed prompt {number} against that of the prompt alone")
 
 
-def rows_are_apart(name: str) -> None:
-    """Check that each row of a batch gives what it gives alone."""
-    mixer, x = build(name), random_inputs()
-    together = checked_forward(mixer, x)
-    for row in range(B):
-        alone = checked_forward(mixer, x[row : row + 1])
-        require_near(together[row : row + 1], alone, f"row {row} of a batch against this row alone")
-
-
+@check("a probe shows another matrix than the model uses", FLOATS)
 def attention_map_is_forward(name: str, dtype: torch.dtype) -> None:
     """Check that the attention matrix looks at no later token, and that with it apply_attention gives forward."""
     mixer, x = build(name, dtype), random_inputs(dtype=dtype)
@@ -272,6 +331,17 @@ def attention_map_is_forward(name: str, dtype: torch.dtype) -> None:
     require_near(y, checked_forward(mixer, x), "apply_attention with attention_map against forward")
 
 
+@check("sequences of a batch see each other")
+def rows_are_apart(name: str) -> None:
+    """Check that each row of a batch gives what it gives alone."""
+    mixer, x = build(name), random_inputs()
+    together = checked_forward(mixer, x)
+    for row in range(B):
+        alone = checked_forward(mixer, x[row : row + 1])
+        require_near(together[row : row + 1], alone, f"row {row} of a batch against this row alone")
+
+
+@check("results cannot be reproduced")
 def weights_decide_everything(name: str) -> None:
     """Check that in eval mode the output depends on x and the state_dict only."""
     mixer, x = build(name), random_inputs()
@@ -289,27 +359,22 @@ def weights_decide_everything(name: str) -> None:
     )
 
 
+@check("configs cannot name it", compares=False)
 def config_matches_constructor(name: str) -> None:
     """Check that a config can name the mixer, survives JSON, and refuses unknown keys."""
     config = LMConfig(d_model=D, mixers=(name,))
     require(LMConfig.model_validate_json(config.model_dump_json()) == config, "the config changes on its way to JSON")
     require(mixer_name(build(name)) == name, f"the mixer built from the config is not {name!r}")
-    message = error_of(lambda: LMConfig(d_model=D, mixers=({"name": name, "no_such_argument": 1},)))
-    require(
-        "unknown key 'no_such_argument'" in message,
-        f"a config key that is no argument of the constructor is not refused: {message or 'no error'}",
-    )
+    message = "no error"
+    try:
+        LMConfig(d_model=D, mixers=({"name": name, "no_such_argument": 1},))
+    except ValueError as error:
+        message = str(error)
+    refused = "unknown key 'no_such_argument'" in message
+    require(refused, f"a config key that is no argument of the constructor is not refused: {message}")
 
 
-def name_stands_for_one_class(name: str) -> None:
-    """Check that the class can be registered again under its name, and no other class can."""
-    cls = mixer_class(name)
-    require(register_mixer(name)(cls) is cls, "the class cannot be registered again, as a notebook's cell does")
-    message = error_of(lambda: register_mixer(name)(type("Other", (nn.Module,), {})))
-    require(f"mixer {name!r} is taken by" in message, f"another class can take the name {name!r}")
-    require(mixer_class(name) is cls, f"another class took the name {name!r}")
-
-
+@check("initial weights are not what it declares")
 def residual_projections_exist(name: str) -> None:
     """Check that the declared `residual_projections` are nn.Linear layers of the mixer."""
     find_residual_projections(build(name))

@@ -86,17 +86,14 @@ def count_stream(
     `on_progress(done, total)` is called after each chunk, with numbers of tokens of `stream`.
     """
 
-    def chunks(tokens: TokenStream) -> Iterator[Tensor]:
+    def chunks(tokens: TokenStream, on_progress: Callable[[int, int], None]) -> Iterator[Tensor]:
         for start in range(0, len(tokens), TOKENS_AT_ONCE):  # each overlaps the next, so that no n-gram is lost
             chunk = tokens.read(start, min(start + TOKENS_AT_ONCE + order - 1, len(tokens)))
             yield torch.from_numpy(chunk.astype("int64"))[None]
+            on_progress(min(start + TOKENS_AT_ONCE, len(tokens)), len(tokens))
 
-    def chunks_with_progress() -> Iterator[Tensor]:
-        for n, chunk in enumerate(chunks(stream), start=1):
-            yield chunk
-            on_progress(min(n * TOKENS_AT_ONCE, len(stream)), len(stream))
-
-    return count_ngrams(chunks_with_progress(), order, vocab_size, among=chunks(among))
+    wanted = chunks(among, lambda done, total: None)
+    return count_ngrams(chunks(stream, on_progress), order, vocab_size, among=wanted)
 
 
 def stable_keys(tokens: Tensor, order: int, vocab_size: int) -> Tensor:

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rebased.mixers import unwrap
 from rebased.models import LanguageModel
@@ -28,15 +27,11 @@ def norm_statistics(model: LanguageModel) -> dict[str, dict[str, Any]]:
         return {}
     values = torch.cat([parameter.detach().flatten().float() for parameter in found.values()]).cpu()
     statistics: dict[str, dict[str, Any]] = {}
-    for key, part in zip(found, values.split([each.numel() for each in found.values()]), strict=True):
-        layer, _, name = key.partition("/")
-        statistics.setdefault(layer, {})[name] = describe(part)
+    for place, part in zip(found, values.split([each.numel() for each in found.values()]), strict=True):
+        layer, _, name = place.partition("/")
+        numbers = part.double().numpy()
+        counts, edges = np.histogram(numbers, BINS)
+        four = {"mean": numbers.mean(), "sd": numbers.std(), "low": edges[0], "high": edges[-1]}
+        rounded = {key: float(f"{value:.6g}") for key, value in four.items()}
+        statistics.setdefault(layer, {})[name] = rounded | {"counts": counts.tolist()}
     return statistics
-
-
-def describe(values: Tensor) -> dict[str, Any]:
-    """The statistics of one parameter [n] on the CPU, with six significant digits."""
-    numbers = values.double().numpy()
-    counts, edges = np.histogram(numbers, BINS)
-    four = {"mean": numbers.mean(), "sd": numbers.std(), "low": edges[0], "high": edges[-1]}
-    return {name: float(f"{value:.6g}") for name, value in four.items()} | {"counts": counts.tolist()}

@@ -19,7 +19,6 @@ DRAWN = 3
 """Examples whose matrices are kept, to be drawn."""
 MOST_DRAWN = 2**17
 """Cells of a matrix (queries times keys) that is kept: 256 queries of 512 keys."""
-MEASURES = ("iou", "mass", "entropy", "noisy")
 
 
 class Measured(NamedTuple):
@@ -65,7 +64,9 @@ def probe_task(
     samples: dict[int, list[Tensor]] = {layer: [] for layer in mixers}
     kept: dict[int, list[Tensor]] = {layer: [] for layer in mixers}
     n, correct, asked_for = len(examples.inputs), 0, 0
-    cells = questions.positions.shape[1] * task.context_length
+    Q, context, not_drawn = questions.positions.shape[1], task.context_length, None
+    if Q * context > MOST_DRAWN:
+        not_drawn = f"{Q:,} questions x {context:,} positions are too many to draw: at most {MOST_DRAWN:,} cells"
     scored = {layer: scored_examples(mixer, questions) for layer, mixer in mixers.items()}
     for first in range(0, n, rows):
         batch = Questions(*(part[first : first + rows] for part in questions))
@@ -78,28 +79,25 @@ def probe_task(
         asked_for += int(asked.sum())
         for layer, mixer in mixers.items():
             A = rows_at(attention_map(mixer, inputs[layer]), batch.positions, asked)  # [B,H,Q,T]
-            found[layer].append(measure(A, truth, batch.positions, asked, task.context_length))
+            found[layer].append(measure(A, truth, batch.positions, asked, context))
             if isinstance(mixer, HasSimilarity) and first < scored[layer]:
                 samples[layer].append(inputs[layer][: scored[layer] - first])
-            if first < DRAWN and cells <= MOST_DRAWN:
-                kept[layer].append(A[: DRAWN - first, :, :, : task.context_length].cpu())
+            if first < DRAWN and not_drawn is None:
+                kept[layer].append(A[: DRAWN - first, :, :, :context].cpu())
         on_progress(min(first + rows, n), n)
     layers = []
     for layer, mixer in mixers.items():
-        about = summarise(found[layer])
-        about |= {"similarity": describe_similarity(mixer, samples[layer], questions) if samples[layer] else None}
+        about = {"layer": layer, "mixer": mixer_name(mixer), **summarise(found[layer])}
+        about["similarity"] = describe_similarity(mixer, samples[layer], questions) if samples[layer] else None
         about["drawn"] = draw(kept[layer], about["best_head"], questions, answers) if kept[layer] else []
-        layers.append({"layer": layer, "mixer": mixer_name(mixer), **about})
+        layers.append(about)
     return {
         "examples": n,
         "accuracy": correct / asked_for,
         "seq_len": task.seq_len,
-        "context": task.context_length,
+        "context": context,
         "layers": layers,
-        "not_drawn": None
-        if cells <= MOST_DRAWN
-        else f"{questions.positions.shape[1]:,} questions x {task.context_length:,} positions are too many to draw: "
-        f"at most {MOST_DRAWN:,} cells",
+        "not_drawn": not_drawn,
     }
 
 
@@ -136,37 +134,30 @@ def summarise(parts: list[Measured]) -> dict[str, Any]:
     """The measures of one layer over all examples, as `probe_task` returns them."""
     whole = Measured(*(torch.cat(each).double().cpu() for each in zip(*parts, strict=True)))
     best = int(whole.iou.mean(0).argmax())
-    about: dict[str, Any] = {"heads": whole.iou.shape[1], "best_head": best}
-    for name in MEASURES:
-        values: Tensor = getattr(whole, name)  # [N,H]
-        about[name] = {
+    measures = {
+        name: {
             "mean": float(values.mean()),
             "interval": list(t_interval(values.mean(1).tolist())),
             "best": float(values[:, best].mean()),
             "best_interval": list(t_interval(values[:, best].tolist())),
             "by_head": [round(value, 6) for value in values.mean(0).tolist()],
         }
-    about["matrix_iou"] = float(whole.matrix_iou.mean())
-    return about | {"matrix_iou_interval": list(t_interval(whole.matrix_iou.tolist()))}
+        for name, values in zip(Measured._fields[:-1], whole[:-1], strict=True)  # [N,H] each
+    }
+    return {
+        "heads": whole.iou.shape[1],
+        "best_head": best,
+        **measures,
+        "matrix_iou": float(whole.matrix_iou.mean()),
+        "matrix_iou_interval": list(t_interval(whole.matrix_iou.tolist())),
+    }
 
 
 def draw(parts: list[Tensor], best: int, questions: Questions, answers: Tensor) -> list[dict[str, Any]]:
     """Matrices to be drawn, in units of 1 / UNIT: the mean over heads, and the best head, [Q, context] each."""
-    whole = torch.cat(parts)  # [n,H,Q,context]
-    positions = questions.positions[: len(whole)]
-    targets = answers[: len(whole)].gather(1, positions)
-    return [
-        {
-            "queries": positions[i].tolist(),
-            "targets": targets[i].tolist(),
-            "mean": in_units(whole[i].mean(0)),
-            "best": in_units(whole[i, best]),
-        }
-        for i in range(len(whole))
-    ]
-
-
-def in_units(A: Tensor) -> list[list[int]]:
-    """Weights as whole numbers of 1 / UNIT."""
-    rounded: list[list[int]] = (A * UNIT).round().int().tolist()
-    return rounded
+    drawn = []
+    for A, positions, places in zip(torch.cat(parts), questions.positions, answers, strict=False):  # A [H,Q,context]
+        mean, strongest = ((each * UNIT).round().int().tolist() for each in (A.mean(0), A[best]))
+        targets = places[positions].tolist()
+        drawn.append({"queries": positions.tolist(), "targets": targets, "mean": mean, "best": strongest})
+    return drawn

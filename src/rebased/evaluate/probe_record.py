@@ -7,7 +7,7 @@ asked for have changed.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -21,7 +21,7 @@ from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.tasks import Examples
+from rebased.tasks import Examples, Split
 
 PROBE = "probe.json"
 FORMAT = 1
@@ -51,6 +51,9 @@ def probe_run(
 
     Raises ValueError for a run that has not ended or has diverged, and for what `probe_task` and `probe_text` refuse.
     """
+    for option, count in {"--examples": examples, "--windows": windows}.items():
+        if count < 1:
+            raise ValueError(f"{option} {count}: give 1 or more")
     lines = read_lines(folder)
     settings = lines[0]["config"]
     is_text = "data" in settings
@@ -68,20 +71,21 @@ def probe_run(
         found = _probe_text(folder, data, split, windows, seq_len, where, on_progress)
     else:
         found = _probe_task(folder, settings, split, examples, where, on_progress)
-    record = {
-        "type": "probe",
-        "kind": "text" if is_text else "task",
-        "request": request,
-        "folder": folder.name,
-        "digest": lines[0]["digest"],
-        "model": kind_of(settings["model"]),
-        "parameters": lines[0]["parameters"],
-        "config": settings,
-        "code": describe_code(),
-        "machine": describe_machine(where),
-        **found,
-    }
-    record = without_nan(record)
+    record = without_nan(
+        {
+            "type": "probe",
+            "kind": "text" if is_text else "task",
+            "request": request,
+            "folder": folder.name,
+            "digest": lines[0]["digest"],
+            "model": kind_of(settings["model"]),
+            "parameters": lines[0]["parameters"],
+            "config": settings,
+            "code": describe_code(),
+            "machine": describe_machine(where),
+            **found,
+        }
+    )
     if data is None:  # what was found on another text is not kept: the file does not say which text it was
         with replacing(folder / PROBE) as file:
             file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
@@ -123,13 +127,11 @@ def _probe_task(
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     config = SyntheticRunConfig.model_validate(settings)
+    splits = {name: getattr(config.task, name) for name in get_args(Split) if getattr(config.task, name)}
     chosen = split or ("held_out" if config.task.held_out else "test")
-    segments = getattr(config.task, chosen, None) if chosen in ("train", "test", "held_out") else None
-    if not segments:
-        has = [name for name in ("train", "test", "held_out") if getattr(config.task, name)]
-        raise ValueError(f"{folder} has no split {chosen!r}; its splits are {', '.join(has)}")
-    if most < 1:
-        raise ValueError(f"--examples {most}: give 1 or more")
+    if chosen not in splits:
+        raise ValueError(f"{folder} has no split {chosen!r}; its splits are {', '.join(splits)}")
+    segments = splits[chosen]
     if len(segments) > 1:
         sizes = ", ".join(str(segment.seq_len) for segment in segments)
         raise ValueError(
@@ -154,11 +156,9 @@ def _probe_text(
     trained = open_trained(folder, data, device)
     chosen = split or ("test" if "test" in trained.corpus.splits else "valid")
     length = trained.seq_len if seq_len is None else seq_len
-    if not 1 <= length <= trained.model.config.max_len:
-        most_positions = trained.model.config.max_len
-        raise ValueError(f"--seq-len {length}: the model has {most_positions} positions; give 1 to {most_positions}")
-    if most < 1:
-        raise ValueError(f"--windows {most}: give 1 or more")
+    positions = trained.model.config.max_len
+    if not 1 <= length <= positions:
+        raise ValueError(f"--seq-len {length}: the model has {positions} positions; give 1 to {positions}")
     text = trained.corpus.windows(chosen, length, isolate_documents=trained.isolate_documents)
     rows = spread_rows(len(text), most)
     return {"split": chosen, **probe_text(trained.model, text, rows, on_progress=on_progress)}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebased.mixers import HasSimilarity, ReBased, attention_map
+from rebased.mixers import ReBased, attention_map
 from rebased.tasks import IGNORE, Questions
 
 SCORED, PAIRS = 64, 2**23
@@ -54,8 +54,12 @@ def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) 
             raw.append(mixer.raw_scores(x).gather(2, at)[pick].cpu())
         first += len(x)
     s, w = torch.cat(scores).double(), torch.cat(weights).double()
-    device = inputs[0].device
-    sim = similarity_of(mixer, s, device)
+
+    def similarity(scores: Tensor) -> Tensor:  # computed where learnt coefficients are
+        found: Tensor = mixer.similarity(scores.to(inputs[0].device))
+        return found.cpu()
+
+    sim = similarity(s)
     if not sim.isfinite().all():
         return None
     edges, density = histogram(s)
@@ -64,7 +68,7 @@ def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) 
         "pairs": len(s),
         "scores": {"low": float(edges[0]), "high": float(edges[-1]), "density": rounded(density)},
         "quantiles": {str(q): quantile(s, q) for q in (0.01, 0.1, 0.5, 0.9, 0.99)},
-        "similarity": rounded(similarity_of(mixer, centres, device)),
+        "similarity": rounded(similarity(centres)),
         "least": float(sim.min()),
         "mean": float(sim.mean()),
         "small": {str(share): float((w < share).double().mean()) for share in SMALL},
@@ -82,30 +86,20 @@ def learned_parabola(raw: Tensor, sim: Tensor) -> dict[str, Any]:
     sim = sim / sim.mean()
     edges, density = histogram(raw)
     bins = torch.bucketize(raw, edges[1:-1])
-    means, lows, highs = [], [], []
-    for i in range(len(edges) - 1):
-        here = sim[bins == i]
-        means.append(float(here.mean()) if len(here) else None)
-        lows.append(quantile(here, 0.1) if len(here) else None)
-        highs.append(quantile(here, 0.9) if len(here) else None)
+    in_bins = [sim[bins == i] for i in range(BINS)]
     powers = torch.stack([raw**2, raw, torch.ones_like(raw)], dim=1)
     a, b, c = torch.linalg.lstsq(powers, sim.unsqueeze(1)).solution.flatten().tolist()
     left = sim - powers @ torch.tensor([a, b, c], dtype=sim.dtype)
     return {
         "scores": {"low": float(edges[0]), "high": float(edges[-1]), "density": rounded(density)},
-        "mean": means,
-        "low": lows,
-        "high": highs,
+        "mean": [float(here.mean()) if len(here) else None for here in in_bins],
+        "low": [quantile(here, 0.1) if len(here) else None for here in in_bins],
+        "high": [quantile(here, 0.9) if len(here) else None for here in in_bins],
         "parabola": [a, b, c],
         "explained": 1 - float(left.var() / sim.var()),
         "lowest_at": -b / (2 * a) if a > 0 else None,
         "lowest": c - b * b / (4 * a) if a > 0 else None,
     }
-
-
-def similarity_of(mixer: HasSimilarity, scores: Tensor, device: torch.device) -> Tensor:
-    """The similarity of scores [n] on the CPU, computed on the mixer's device, where learnt coefficients are."""
-    return mixer.similarity(scores.to(device)).cpu()
 
 
 def histogram(values: Tensor) -> tuple[Tensor, Tensor]:

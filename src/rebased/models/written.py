@@ -121,7 +121,7 @@ class Written:
         """Return the text of the new tokens up to a stop string, and drop the tokens after it."""
         options, new = sequence.job.options, sequence.new
         if not options.stop:
-            return sequence.text.push_all([each.token for each in new if each.token != options.end_of_text])
+            return sequence.text.push(*(each.token for each in new if each.token != options.end_of_text))
         text = ""
         for count, each in enumerate(new, 1):
             text += "" if each.token == options.end_of_text else sequence.text.push(each.token)

@@ -1,6 +1,6 @@
 """Synthetic tasks behind one contract and a register: sequences that ask a model to recall what it has read."""
 
-from rebased.tasks.batches import Batch, epoch_batches
+from rebased.tasks.batches import Batch, Questions, epoch_batches, find_questions
 from rebased.tasks.compositional_mqar import CompositionalMQAR
 from rebased.tasks.compression import Compression
 from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task, task_class, task_name, task_names
@@ -13,7 +13,6 @@ from rebased.tasks.needle import Needle
 from rebased.tasks.ngram_copying import NgramCopying
 from rebased.tasks.noisy_recall import NoisyRecall
 from rebased.tasks.overwriting import Overwriting
-from rebased.tasks.questions import Questions, find_questions
 from rebased.tasks.selective_copying import SelectiveCopying
 from rebased.tasks.splits import DEFAULT_TASK, AnyTask, Segment, Splits, TaskData, task_data
 from rebased.tasks.word_problem import WordProblem

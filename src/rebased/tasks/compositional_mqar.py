@@ -1,11 +1,9 @@
 """Compositional MQAR: a key is a pair of two tokens, each of which belongs to several keys."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Generator
 
 from rebased.tasks.contract import Examples, Split, register_task
@@ -27,15 +25,14 @@ class CompositionalMQAR(MQAR):
         labels  . . . . . . . 9 .
     """
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 24, "kv_pairs": 4, "vocab_size": 24, "train": 8_000, "test": 500},
         "paper": {"seq_len": 256, "kv_pairs": 36, "vocab_size": 8192, "train": 100_000, "test": 3_000},
     }
 
     kv_pairs: int = Field(36, description="pairs n of tokens with a value, a square, at most seq_len / 6")
 
-    @model_validator(mode="after")
-    def _check(self) -> "CompositionalMQAR":
+    def _check_sizes(self) -> None:
         n = self.kv_pairs
         if n < 1 or math.isqrt(n) ** 2 != n:
             raise ValueError(f"kv_pairs must be a square, because every first token has every second one; got {n}")
@@ -43,7 +40,6 @@ class CompositionalMQAR(MQAR):
             raise ValueError(f"kv_pairs={n} needs {6 * n} tokens (6 per pair), but seq_len is {self.seq_len}")
         if self.vocab_size // 3 <= n:
             raise ValueError(f"vocab_size {self.vocab_size} is too small for {n} pairs; use at least {3 * n + 3}")
-        return self
 
     @property
     def first_value(self) -> int:

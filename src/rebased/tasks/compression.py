@@ -1,8 +1,5 @@
 """Compression: the last position alone must tell every token that was read."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
-
 import torch
 from pydantic import Field
 from torch import Generator
@@ -22,8 +19,8 @@ class Compression(Task):
         labels  3 0 6 3 7
     """
 
-    readout: ClassVar[Literal["each", "last"]] = "last"
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    readout = "last"
+    sizes = {
         "quick": {"seq_len": 7, "vocab_size": 6, "train": 8_000, "test": 500},
         "paper": {"seq_len": 32, "vocab_size": 16, "train": 12_800, "test": 1_280},  # MAD's base settings
     }
@@ -39,7 +36,6 @@ class Compression(Task):
         return (1 + (self.seq_len - 1) / (self.vocab_size - 1)) / self.seq_len
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels, which are the rows; every split has the same distribution."""
         shape = (rows, self.seq_len)
         inputs = torch.randint(self.vocab_size - 1, shape, generator=generator, device=generator.device)
         inputs[:, -1] = self.vocab_size - 1

@@ -35,6 +35,11 @@ class Examples(NamedTuple):
         slices = {name: function(mask) for name, mask in self.slices.items()}
         return Examples(function(self.inputs), function(self.labels), slices)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, by what they are called in messages."""
+        slices = {f"slice {name!r}": self.slices[name] for name in sorted(self.slices)}
+        return {"inputs": self.inputs, "labels": self.labels, **slices}
+
 
 class Task(Config):
     """The base of every task. Derive a class, give it fields and `draw`, and register it with @register_task(name).
@@ -93,10 +98,11 @@ class Task(Config):
         generator = Generator(device).manual_seed(mix_seed(seed, 0))
         whole: Examples | None = None
         for start in range(0, n, BLOCK_ROWS):
-            # A last, shorter block draws as much as a full one: hence the prefix.
-            block = self._draw_block(generator, split)
+            block = self._draw_block(generator, split)  # the last one is drawn whole too: hence the prefix
             whole = whole or block.map(lambda part: part.new_empty(n, *part.shape[1:]))
-            _copy(block, whole, start)
+            for part, target in zip(block.tensors().values(), whole.tensors().values(), strict=True):
+                rows = target[start : start + BLOCK_ROWS]
+                rows.copy_(part[: len(rows)])
         assert whole is not None
         return whole
 
@@ -120,9 +126,8 @@ class Task(Config):
         name = task_name(type(self))
         if not isinstance(block, Examples):
             raise ValueError(f"task {name!r}: draw must return Examples(inputs, labels); got {type(block).__name__}")
-        parts = {"inputs": (block.inputs, torch.int64), "labels": (block.labels, torch.int64)}
-        parts |= {f"slice {slice_name!r}": (mask, torch.bool) for slice_name, mask in block.slices.items()}
-        for what, (part, dtype) in parts.items():
+        for what, part in block.tensors().items():
+            dtype = torch.int64 if what in ("inputs", "labels") else torch.bool
             if not isinstance(part, Tensor):
                 raise ValueError(f"task {name!r}: draw gave {type(part).__name__} for {what}; give a tensor")
             shapes = [(rows, self.seq_len)] + ([(rows,)] if dtype == torch.bool else [])
@@ -144,15 +149,6 @@ class Task(Config):
                     f"task {name!r}: {what} lie between {least} and {most}, outside of the vocabulary, 0 to "
                     f"{self.vocab_size - 1}; raise vocab_size, or draw smaller numbers (labels may be IGNORE, {IGNORE})"
                 )
-
-
-def _copy(block: Examples, whole: Examples, start: int) -> None:
-    """Write a block's rows into the whole, from row `start` on, as far as it reaches."""
-    pairs = [(block.inputs, whole.inputs), (block.labels, whole.labels)]
-    pairs += [(block.slices[name], mask) for name, mask in whole.slices.items()]
-    for part, target in pairs:
-        rows = target[start : start + BLOCK_ROWS]
-        rows.copy_(part[: len(rows)])
 
 
 RESERVED = ("name", "train", "test", "held_out", "seeds", "train_seed", "test_seed", "held_out_seed", "examples")

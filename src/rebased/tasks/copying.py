@@ -1,7 +1,6 @@
 """Copying: read a string, then say it again, letter by letter."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -27,14 +26,14 @@ class Copying(Task):
         labels  . . . . 7 4 9 3 . .
     """
 
-    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "min_length", "max_length")
-    segment_words: ClassVar[Mapping[str, str]] = {
+    segment_fields = ("seq_len", "min_length", "max_length")
+    segment_words = {
         "seq_len": "T = {}",
         "min_length": "at least {} letters",
         "max_length": "at most {} letters",
     }
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 18, "min_length": 3, "max_length": 8, "vocab_size": 12, "train": 8_000, "test": 500},
         "paper": {"seq_len": 102, "min_length": 5, "max_length": 50, "vocab_size": 30, "train": 100_000, "test": 3_000},
     }
@@ -69,7 +68,6 @@ class Copying(Task):
         return 1 / self.n_letters
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels. The label of the end is drawn for the train split alone."""
         letters, lengths = self._draw_strings(rows, generator)
         return self._repeat(letters, lengths, torch.zeros_like(lengths), 0, split)
 

@@ -1,11 +1,9 @@
 """Forgetting MQAR: some keys get a new value after all pairs were read, and the last value is asked for."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Generator
 
 from rebased.tasks.contract import Examples, Split, register_task
@@ -27,10 +25,10 @@ class ForgettingMQAR(MQAR):
         labels  . . .  . . . 9 . . . 8 .
     """
 
-    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs", "updates")
-    segment_words: ClassVar[Mapping[str, str]] = {**MQAR.segment_words, "updates": "{} updates"}
+    segment_fields = ("seq_len", "kv_pairs", "updates")
+    segment_words = {**MQAR.segment_words, "updates": "{} updates"}
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 20, "kv_pairs": 3, "updates": 2, "vocab_size": 32, "train": 8_000, "test": 500},
         "paper": {"seq_len": 256, "kv_pairs": 36, "updates": 4, "vocab_size": 8192, "train": 100_000, "test": 3_000},
     }
@@ -38,30 +36,31 @@ class ForgettingMQAR(MQAR):
     kv_pairs: int = Field(16, description="pairs n of a key and a value")
     updates: int = Field(4, description="keys u that get a new value, at most kv_pairs")
 
-    @model_validator(mode="after")
-    def _check(self) -> "ForgettingMQAR":
+    def _check_updates(self) -> None:
         n, u = self.kv_pairs, self.updates
         if not 1 <= u <= n:
             raise ValueError(f"updates must lie between 1 and kv_pairs={n}, because each needs its own key; got {u}")
+
+    def _check_sizes(self) -> None:
+        self._check_updates()
+        n, u = self.kv_pairs, self.updates
         if 4 * n + 2 * u > self.seq_len:
             raise ValueError(
                 f"kv_pairs={n} and updates={u} need {4 * n + 2 * u} tokens (4 per pair, 2 per update), but seq_len is "
                 f"{self.seq_len}: use seq_len >= {4 * n + 2 * u}, or fewer pairs or updates"
             )
-        self._check_sizes()
-        return self
+        super()._check_sizes()
 
     @property
     def n_slots(self) -> int:
         return (self.seq_len - 2 * self.kv_pairs - 2 * self.updates) // 2
 
-    def count(self) -> int:
+    def count(self) -> int | None:
         n, u, n_keys = self.kv_pairs, self.updates, self.first_value - 1
         values = math.perm(self.vocab_size - self.first_value, n + u)
         return math.perm(n_keys, n) * math.perm(n, u) * values * math.perm(self.n_slots, n)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T], their labels and the two slices [rows,T], fillers still FILLER."""
         n, u = self.kv_pairs, self.updates
         keys = 1 + draw_distinct(rows, n, self.first_value - 1, generator)  # [rows,n]
         values = self.first_value + draw_distinct(rows, n + u, self.vocab_size - self.first_value, generator)
@@ -70,7 +69,7 @@ class ForgettingMQAR(MQAR):
         writes = torch.stack([torch.cat([keys, keys.gather(1, which)], dim=1), values], dim=2)
         answers = old.scatter(1, which, new)
         inputs, labels, queries = self._ask(writes, keys.unsqueeze(2), answers, generator)
-        nowhere = inputs.new_zeros(inputs.shape).bool()
+        nowhere = torch.zeros_like(inputs, dtype=torch.bool)
         updated = nowhere.scatter(1, queries.gather(1, which), True)
         kept = nowhere.scatter(1, queries, True) & ~updated
         return Examples(inputs, labels, {"updated": updated, "kept": kept})

@@ -1,8 +1,5 @@
 """Fuzzy recall: keys and values are motifs of several tokens, and nothing marks where one ends."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from pydantic import Field, model_validator
 from torch import Generator, Tensor
@@ -28,7 +25,7 @@ class FuzzyRecall(Task):
         test    . . . . . . . . . . . 6
     """
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 23, "vocab_size": 8, "motif": 2, "train": 8_000, "test": 500},
         "paper": {"seq_len": 128, "vocab_size": 16, "motif": 3, "train": 12_800, "test": 1_280},  # MAD's base settings
     }
@@ -60,7 +57,6 @@ class FuzzyRecall(Task):
         return tokens.masked_fill_(torch.arange(self.motif, device=generator.device) >= length, -1)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels, which depend on the split, as the lengths of keys do."""
         T, m, device = self.seq_len, self.motif, generator.device
         n = (T + 1) // 2  # slots: all that may fit, and the last for the probe
         keys = self._motifs(rows, n, 1 if split == "train" else m, self.n_keys, generator)

@@ -1,8 +1,5 @@
 """Memorisation: one fixed map from keys to values, which only the weights can hold."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from pydantic import Field, model_validator
 from torch import Generator, Tensor
@@ -24,7 +21,7 @@ class Memorisation(Task):
         labels  . 6 . 4 . 6
     """
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 16, "vocab_size": 4096, "train": 8_000, "test": 500},
         "paper": {"seq_len": 32, "vocab_size": 256, "train": 256, "test": 1_280},  # MAD's base settings
     }

@@ -1,8 +1,7 @@
 """Multi-query associative recall: read pairs of keys and values, then say the value of each key that is asked for."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -33,9 +32,9 @@ class MQAR(Task):
     """
 
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs")
-    segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
+    segment_words = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 24, "kv_pairs": 6, "vocab_size": 48, "train": 8_000, "test": 500},
         "paper": {"seq_len": 256, "kv_pairs": 64, "vocab_size": 8192, "train": 100_000, "test": 3_000},
     }
@@ -78,7 +77,7 @@ class MQAR(Task):
         """The number of positions at which a key can be asked for."""
         return (self.seq_len - 2 * self.kv_pairs) // 2
 
-    def count(self) -> int:
+    def count(self) -> int | None:
         """How many different examples there are, fillers apart."""
         n, n_keys = self.kv_pairs, self.first_value - 1
         return math.perm(n_keys, n) * math.perm(self.vocab_size - 1 - n_keys, n) * math.perm(self.n_slots, n)
@@ -124,7 +123,6 @@ class MQAR(Task):
         return examples
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels, fillers still FILLER."""
         n = self.kv_pairs
         keys = 1 + draw_distinct(rows, n, self.first_value - 1, generator)  # [rows,n]
         values = self.first_value + draw_distinct(rows, n, self.vocab_size - self.first_value, generator)

@@ -1,8 +1,7 @@
 """Needle in noise: one sentence with a number among noise, or among many sentences like it."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -32,7 +31,7 @@ class Needle(Task):
         labels   .  .  .  .  .  .  . . .  .  .  .  .  4 2
     """
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 20, "vocab_size": 25, "digits": 2, "line": 4, "train": 8_000, "test": 500},
         "paper": {"seq_len": 512, "vocab_size": 128, "digits": 7, "line": 25, "train": 20_000, "test": 2_000},
     }

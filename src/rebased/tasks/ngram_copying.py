@@ -1,8 +1,5 @@
 """n-gram copying: find an n-gram in a string, then say what follows it there."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from pydantic import Field, model_validator
 from torch import Generator
@@ -26,7 +23,7 @@ class NgramCopying(Copying):
     (3, the label of the end, in training alone).
     """
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 14, "min_length": 3, "max_length": 6, "vocab_size": 12, "train": 8_000, "test": 500},
         "paper": {
             "seq_len": 102,

@@ -1,7 +1,6 @@
 """Noisy recall: pairs of a key and a value among noise; each key that comes again asks for its value."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -28,7 +27,7 @@ class NoisyRecall(Task):
         training  5 8 6 1 5 0 3 1 5
     """
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 31, "vocab_size": 24, "noise_tokens": 8, "train": 8_000, "test": 500},
         "paper": {"seq_len": 127, "vocab_size": 32, "train": 12_800, "test": 1_280},  # MAD's base settings
     }
@@ -58,7 +57,6 @@ class NoisyRecall(Task):
         return 1 / (self.vocab_size - self.noise_tokens - self.n_keys)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels, which depend on the split."""
         slots, n_keys, first_noise = (self.seq_len + 1) // 2, self.n_keys, self.vocab_size - self.noise_tokens
         use: Any = {"generator": generator, "device": generator.device}
         keys = torch.randint(n_keys, (rows, slots), **use)

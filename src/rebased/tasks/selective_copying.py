@@ -1,8 +1,6 @@
 """Selective copying: read tokens among blanks, then say the tokens alone, in their order."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -27,10 +25,10 @@ class SelectiveCopying(Task):
     (here T - 2n - 1 = 5 blanks stand before the sign).
     """
 
-    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "n_tokens")
-    segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "n_tokens": "{} tokens to copy"}
+    segment_fields = ("seq_len", "n_tokens")
+    segment_words = {"seq_len": "T = {}", "n_tokens": "{} tokens to copy"}
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"seq_len": 20, "n_tokens": 3, "vocab_size": 8, "train": 8_000, "test": 500},
         "paper": {"seq_len": 256, "n_tokens": 16, "vocab_size": 16, "train": 12_800, "test": 1_280},
     }

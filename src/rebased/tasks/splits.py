@@ -207,7 +207,9 @@ def _build_unseen(
         parts.append(drawn.map(partial(torch.index_select, dim=0, index=new)))
         missing -= len(new)
         if not missing:
-            return _join(parts)
+            inputs, labels, _ = zip(*parts, strict=True)
+            slices = {name: torch.cat([part.slices[name] for part in parts]) for name in parts[0].slices}
+            return Examples(torch.cat(inputs), torch.cat(labels), slices)
     settings = ", ".join(f"{key}={getattr(task, key)}" for key in task.segment_fields)
     count = task.count()
     raise ValueError(
@@ -215,12 +217,6 @@ def _build_unseen(
         f"{'too few' if count is None else f'only {count:,}'} different ones; raise vocab_size, "
         f"{' or '.join(task.segment_fields)}, or ask for fewer examples"
     )
-
-
-def _join(parts: list[Examples]) -> Examples:
-    inputs, labels, _ = zip(*parts, strict=True)
-    slices = {name: torch.cat([part.slices[name] for part in parts]) for name in parts[0].slices}
-    return Examples(torch.cat(inputs), torch.cat(labels), slices)
 
 
 def _hash_rows(inputs: Tensor) -> Tensor:

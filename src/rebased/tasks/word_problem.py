@@ -1,9 +1,8 @@
 """Word problems of groups: multiply what was read so far. Parity is the smallest; A5 is the hardest of its size."""
 
-from collections.abc import Mapping
 from functools import cache
 from itertools import permutations, product
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -50,7 +49,7 @@ class WordProblem(Task):
         labels  1 1 0 1 1 1
     """
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    sizes = {
         "quick": {"group": "parity", "seq_len": 32, "vocab_size": 2, "train": 8_000, "test": 500},
         "paper": {"group": "a5", "seq_len": 16, "vocab_size": 60, "train": 100_000, "test": 3_000},
     }

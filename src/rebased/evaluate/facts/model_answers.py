@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from rebased.config import grouped
 from rebased.evaluate.facts.episodes import Episode
@@ -87,8 +88,8 @@ def answer_questions(
     return [answer for i in range(len(episodes)) for answer in found[i]]
 
 
-def _answer(model: LanguageModel, episodes: Sequence[Episode], dtype: torch.dtype | None) -> list[list[Answer]]:
-    weight = model.embedding.weight
+def to_batch(episodes: Sequence[Episode], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(tokens, labels), both [B,T] int64: the label of a position is the next token, where that is of an answer."""
     length = max(len(episode.tokens) for episode in episodes) - 1  # the last token predicts nothing
     tokens = torch.zeros(len(episodes), length, dtype=torch.long)  # padding comes last, so it changes nothing
     labels = torch.full_like(tokens, IGNORE)
@@ -97,7 +98,12 @@ def _answer(model: LanguageModel, episodes: Sequence[Episode], dtype: torch.dtyp
         tokens[row, : len(ids) - 1] = ids[:-1]
         for asked in episode.asked:
             labels[row, asked.begin - 1 : asked.end - 1] = ids[asked.begin : asked.end]
-    tokens, labels = tokens.to(weight.device), labels.to(weight.device)
+    return tokens.to(device), labels.to(device)
+
+
+def _answer(model: LanguageModel, episodes: Sequence[Episode], dtype: torch.dtype | None) -> list[list[Answer]]:
+    weight = model.embedding.weight
+    tokens, labels = to_batch(episodes, weight.device)
     with torch.autocast(weight.device.type, dtype=dtype, enabled=dtype is not None):
         hidden = model.hidden(tokens)  # [B,T,D]
     at = labels != IGNORE

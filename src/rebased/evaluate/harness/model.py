@@ -10,10 +10,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.evaluate.facts.episodes import Asked, Episode
-from rebased.evaluate.facts.model_answers import answer_questions
+from rebased.evaluate.facts.model_answers import answer_questions, to_batch
 from rebased.evaluate.text import token_losses
 from rebased.mixers import eval_mode
-from rebased.models import IGNORE, LanguageModel
+from rebased.models import LanguageModel
 
 MAX_NEW_TOKENS = 256
 """Tokens that an answer has at most, where a task does not say."""
@@ -107,40 +107,26 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """ln p of each text, window by window: the harness's windows, each token predicted once."""
-        windows = [
-            (number, window)
-            for number, request in enumerate(requests)
-            for window in map(
-                make_disjoint_window,
-                get_rolling_token_windows(
-                    token_list=self.tok_encode(request.args[0]),
-                    prefix_token=self.prefix_token_id,
-                    max_seq_len=self.max_length,
-                    context_len=1,
-                ),
+        windows = []
+        for number, request in enumerate(requests):
+            text = self.tok_encode(request.args[0])
+            pairs = get_rolling_token_windows(
+                token_list=text, prefix_token=self.prefix_token_id, max_seq_len=self.max_length, context_len=1
             )
-        ]
+            for context, predicted in map(make_disjoint_window, pairs):
+                asked = Asked(number, len(context), len(context) + len(predicted), 0)
+                windows.append(Episode([*context, *predicted], [asked]))
         sums = [0.0] * len(requests)
         with torch.no_grad(), eval_mode(self.model):
             for first in range(0, len(windows), self._batch_size):
                 batch = windows[first : first + self._batch_size]
-                for (number, _), nats in zip(batch, self._nats([window for _, window in batch]), strict=True):
-                    sums[number] -= nats
+                losses = token_losses(
+                    self.model, *to_batch(batch, self.model.embedding.weight.device), dtype=self._dtype
+                )
+                for window, nats in zip(batch, losses.double().sum(1).tolist(), strict=True):
+                    sums[window.asked[0].fact] -= nats
                 self._on_progress("windows of text", min(first + self._batch_size, len(windows)), len(windows))
         return sums
-
-    def _nats(self, windows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-        """-ln p of what each window predicts after its context."""
-        device = self.model.embedding.weight.device
-        length = max(len(context) + len(predicted) for context, predicted in windows) - 1
-        tokens = torch.zeros(len(windows), length, dtype=torch.long)  # padding comes last, so it changes nothing
-        labels = torch.full_like(tokens, IGNORE)
-        for row, (context, predicted) in enumerate(windows):
-            ids = torch.tensor([*context, *predicted])
-            tokens[row, : len(ids) - 1] = ids[:-1]
-            labels[row, len(context) - 1 : len(ids) - 1] = ids[len(context) :]
-        losses = token_losses(self.model, tokens.to(device), labels.to(device), dtype=self._dtype)
-        return losses.double().sum(1).tolist()
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each context, up to one of the strings that its task names."""
