@@ -148,7 +148,7 @@ def test_lost_pointer_is_not_a_reason_to_start_over(tmp_path: Path) -> None:
 
 def test_record_shorter_than_its_checkpoint(folder: Path) -> None:
     (folder / "record.jsonl").write_text("")
-    resume_fails(folder, r"record\.jsonl is damaged: it holds 0 bytes")
+    resume_fails(folder, r"record\.jsonl is damaged: its first \d+ bytes")
 
 
 def test_damaged_record_line(folder: Path) -> None:
