@@ -110,6 +110,7 @@ class _Run(Part):
 
 
 class _SyntheticRun(_Run):
+    state_bytes: dict[Number, Annotated[int, Field(ge=1, le=MAX_COUNT)]] = {}
     config: _SyntheticConfig
 
 

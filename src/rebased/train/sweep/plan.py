@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from rebased.runs.collect import ENDED
@@ -69,7 +70,7 @@ class Plan:
 
 
 def make_plan(
-    points: Sequence[Point], folder: Path, failures: Mapping[str, str], known: Mapping[str, Run] | None = None
+    points: Sequence[Point], folder: Path, failures: Mapping[str, str], known: Mapping[str, Run] = MappingProxyType({})
 ) -> Plan:
     """The plan for these points. Points with the same digest are one run, in the folder named by the digest.
 
@@ -81,8 +82,8 @@ def make_plan(
     runs = []
     for (digest, config), task, model in zip(configs.items(), tasks, model_names(settings, tasks), strict=True):
         standing = status_of(folder / digest, failures.get(digest))
-        elsewhere = known is not None and digest in known and standing.status not in ENDED
-        if known is not None and elsewhere:
+        elsewhere = digest in known and standing.status not in ENDED
+        if elsewhere:
             standing = standing_of(known[digest].lines)
         runs.append(PlannedRun(config, folder / digest, task, str(model), *standing, known=elsewhere))
     return Plan(folder, tuple(runs), len(points) - len(configs))
