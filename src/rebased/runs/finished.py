@@ -14,7 +14,7 @@ from rebased.mixers import can_extend
 from rebased.models import LMConfig, shape_of
 from rebased.runs.configs import parse_run, run_kind
 from rebased.runs.provenance import processor_name
-from rebased.runs.run_config import RunKind
+from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import Reported, SyntheticRunConfig, reported
 from rebased.tasks import AnyTask
@@ -39,7 +39,7 @@ class Run:
         return self.lines[0]["config"]
 
     @property
-    def kind(self) -> RunKind:
+    def kind(self) -> type[RunConfig]:
         """Its kind: a run on a synthetic task, or on text."""
         return run_kind(self.settings)
 

@@ -65,7 +65,7 @@ def training_of(config: RunConfig) -> TrainingKind:
     from rebased.train.lm.kind import LMTraining
     from rebased.train.synthetic.kind import SyntheticTraining
 
-    return SyntheticTraining() if config.kind.section == "task" else LMTraining()
+    return SyntheticTraining() if config.section == "task" else LMTraining()
 
 
 def check_run_fits(config: RunConfig, device: torch.device, processes: int = 1) -> None:

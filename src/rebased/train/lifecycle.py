@@ -7,7 +7,7 @@ kinds of training is a Workload (workload.py).
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -269,12 +269,5 @@ class Run:
 def _shared_folder(folder: Path, config: RunConfig, resume: bool, world: World) -> Iterator[str]:
     """As run_folder; the process of rank 0 takes the folder for all."""
     taken = run_folder(folder, config, resume=resume)
-    if not world.is_rank_zero:
-        world.together(lambda: None)
-        yield config.digest()
-        return
-    digest = world.together(taken.__enter__)
-    try:
-        yield digest
-    finally:
-        taken.__exit__(None, None, None)
+    with ExitStack() as stack:
+        yield world.together(lambda: stack.enter_context(taken) if world.is_rank_zero else config.digest())

@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError
 
 from rebased.config import Config, did_you_mean, merge, mistakes_by_source, nest, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, check_model_fits, shape_of
-from rebased.runs.configs import parse_run, run_kind
-from rebased.runs.run_config import KINDS, RunConfig
+from rebased.runs.configs import KINDS, parse_run, run_kind
+from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import flatten
 from rebased.runs.shipped import find_config
 

@@ -31,7 +31,7 @@ class Stages:
             cell.runs[run.digest] = value, seed
         for run in runs:
             if run.status in ENDED:
-                self.ended(run.digest, run.config.kind.score(run.lines))
+                self.ended(run.digest, run.config.score(run.lines))
             elif run.status == "failed":
                 self.ended(run.digest, None)
 

@@ -49,8 +49,10 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Moved:
     """Write the unfinished ones of these runs into tar files of at most `limit` bytes each; those that are furthest
     come first. A path without the suffix .tar is a folder, for up to MOST files. Older files of that name are
     replaced. The same runs give the same bytes. Runs may go on meanwhile."""
-    packed: list[dict[str, BinaryIO]] = [{} for _ in range(1 if path.suffix == SUFFIX else MOST)]
-    room, left = [limit - 2 * tarfile.RECORDSIZE for _ in packed], 0
+    one = path.suffix == SUFFIX
+    places = [path] if one else [path / f"{PART}{number}{SUFFIX}" for number in range(1, MOST + 1)]
+    packed: dict[Path, dict[str, BinaryIO]] = {place: {} for place in places}
+    room, count, left = dict.fromkeys(places, limit - 2 * tarfile.RECORDSIZE), 0, 0
     with ExitStack() as held:
         found = [(checkpoint, run) for run in runs if (checkpoint := _hold(run.folder, held))]
         for (_, files), run in sorted(found, key=lambda pair: (-pair[0].step, pair[1].digest)):
@@ -58,25 +60,19 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Moved:
             if lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED:
                 continue
             needed = sum(512 + -(-_size(file) // 512) * 512 for file in files.values()) if files else limit
-            part = next((part for part, free in enumerate(room) if needed <= free), None)
-            if part is None:
+            place = next((place for place, free in room.items() if needed <= free), None)
+            if place is None:
                 left += 1
                 continue
-            packed[part] |= {f"{run.digest}/{name}": file for name, file in files.items()}
-            room[part] -= needed
-        if path.suffix == SUFFIX:
-            _write_archive(path, packed[0])
-            return Moved(_runs_in(packed[0]), left, path.stat().st_size)
-        size, older = 0, set(archives(path))
-        for number, some in enumerate(packed, start=1):
-            if some:
-                archive = path / f"{PART}{number}{SUFFIX}"
-                _write_archive(archive, some)
-                older.discard(archive)
-                size += archive.stat().st_size
-    for archive in older:
-        archive.unlink()
-    return Moved(sum(map(_runs_in, packed)), left, size)
+            packed[place] |= {f"{run.digest}/{name}": file for name, file in files.items()}
+            room[place] -= needed
+            count += 1
+        written = {place: files for place, files in packed.items() if files or one}
+        for place, files in written.items():
+            _write_archive(place, files)
+    for older in set(archives(path)) - written.keys():
+        older.unlink()
+    return Moved(count, left, sum(place.stat().st_size for place in written))
 
 
 class _Checkpoint(NamedTuple):
@@ -100,10 +96,6 @@ def _hold(folder: Path, held: ExitStack) -> _Checkpoint | None:
                 return _Checkpoint(pointer.step, files)
         pointer = _pointer_of(folder)
     return _Checkpoint(-1, {})
-
-
-def _runs_in(files: Iterable[str]) -> int:
-    return len({name.partition("/")[0] for name in files})
 
 
 def _size(file: BinaryIO) -> int:
