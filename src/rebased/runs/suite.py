@@ -95,7 +95,7 @@ class Suite(Config):
                 if model is None or model in models:  # none fits, or none is larger than that of the budget before
                     continue
                 models.append(model)
-                suite = {"name": name, "protocol": self.protocol, "task": task_name, "mixer": label}
+                suite: dict[str, Any] = {"name": name, "protocol": self.protocol, "task": task_name, "mixer": label}
                 suite |= {"state_bytes": budget, "choosing_seeds": self.choose_seeds}
                 tree = {"task": task.task, "model": model, "suite": suite}
                 train = merge(self.train, task.train) | {"protocol": "held_out"}

@@ -112,11 +112,11 @@ class LocalExecutor(Executor):
                         slot = min(set(range(self.workers)) - {other.slot for other in running.values()})
                         arguments = self.prepare, jobs[index].config.model_dump(), jobs[index].folder
                         try:
-                            process, connection = self._process(slot, _work, *arguments)
+                            process, pipe = self._process(slot, _work, *arguments)
                         except WorkerEnded:
                             lose(index, None)
                             continue
-                        running[connection] = _Running(index, slot, process)
+                        running[pipe] = _Running(index, slot, process)
                     if not running:
                         break
                     if stop.asked and _ask_to_stop(running):

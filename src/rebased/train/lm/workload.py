@@ -181,7 +181,7 @@ class LMWorkload(Workload):
         """Measure the trained model as the paper's Table 2 does, and write it."""
         model = gather_model(self.model, self.config.model, self.world)
         settings = (self.config.train.final_windows, self.rows_at_once, self.sharded.precision, self.world)
-        scores = {
+        scores: dict[str, Any] = {
             split: measure(model, self.windows(split), *settings, partial(measuring, split))
             for split in ("valid", "test")
             if split in self.corpus.splits
