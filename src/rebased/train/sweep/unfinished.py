@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
@@ -120,21 +120,18 @@ def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str
     """
     taken = {} if taken is None else taken
     wanted = {run.digest for run in runs if run.status in ("new", "begun")}
-    unpacked, others, size = set[str](), set[str](), 0
+    unpacked = size = 0
     try:
-        for digest, files in _by_run(path):
-            if digest not in wanted:
-                others.add(digest)
-                continue
-            if _write(folder / digest, files):
-                size += sum(map(len, files.values()))
-                unpacked.add(digest)
-                taken[digest] = path
-            else:
-                others.add(digest)
+        with tarfile.open(path, mode="r:") as archive:
+            found = _by_run(archive)
+            for digest, members in found.items():
+                if digest in wanted and _write(folder / digest, archive, members):
+                    taken[digest] = path
+                    unpacked += 1
+                    size += sum(member.size for member in members.values())
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"{path} is not a file of unfinished runs, or is damaged ({error}); move it away") from error
-    return Moved(len(unpacked), len(others), size)
+    return Moved(unpacked, len(found) - unpacked, size)
 
 
 def digests_in(path: Path) -> set[str]:
@@ -146,34 +143,26 @@ def digests_in(path: Path) -> set[str]:
         return set()
 
 
-def _by_run(path: Path) -> Iterator[tuple[str, dict[PurePosixPath, bytes]]]:
-    """(digest, content of its files by path below its folder) of each run. Members of other kinds are an error."""
-    total, digest, files = 0, "", dict[PurePosixPath, bytes]()
-    with tarfile.open(path, mode="r:") as archive:
-        for member in archive:
-            name = PurePosixPath(member.name)
-            total += member.size
-            own = PurePosixPath(*name.parts[1:])
-            if not member.isreg() or name.is_absolute() or ".." in name.parts or not _is_expected(own):
-                raise tarfile.TarError(f"it holds {member.name!r}, which is no file of a run")
-            if total > LARGEST:
-                raise tarfile.TarError(f"it holds more than {LARGEST >> 30} GiB")
-            if name.parts[0] != digest and files:
-                yield digest, files
-                files = {}
-            digest, content = name.parts[0], archive.extractfile(member)
-            files[own] = content.read() if content else b""
-        if files:
-            yield digest, files
+def _by_run(archive: tarfile.TarFile) -> dict[str, dict[str, tarfile.TarInfo]]:
+    """The members of each run by file name. A member that is no file of a run is an error."""
+    found: dict[str, dict[str, tarfile.TarInfo]] = {}
+    total = 0
+    for member in archive:
+        digest, _, name = member.name.partition("/")
+        if not member.isreg() or not _is_expected(name):
+            raise tarfile.TarError(f"it holds {member.name!r}, which is no file of a run")
+        if (total := total + member.size) > LARGEST:
+            raise tarfile.TarError(f"it holds more than {LARGEST >> 30} GiB")
+        found.setdefault(digest, {})[name] = member
+    return found
 
 
-def _is_expected(own: PurePosixPath) -> bool:
+def _is_expected(name: str) -> bool:
     """True for the names of a run's files: three fixed ones, and a checkpoint."""
-    name = str(own)
     return name in (CONFIG, RECORD, POINTER) or (name.startswith("checkpoint-") and bool(_NAME.fullmatch(name)))
 
 
-def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
+def _write(folder: Path, archive: tarfile.TarFile, members: Mapping[str, tarfile.TarInfo]) -> bool:
     """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it.
     A folder that is there is replaced if its checkpoint is not as far; else False."""
     beside, former = (folder.with_name(f".{folder.name}.{what}") for what in ("moved", "former"))
@@ -182,9 +171,10 @@ def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
     for path in (beside, former):
         shutil.rmtree(path, ignore_errors=True)
     try:
-        for own, content in files.items():
-            beside.mkdir(parents=True, exist_ok=True)
-            (beside / own).write_bytes(content)
+        beside.mkdir(parents=True)
+        for name, member in members.items():
+            content = archive.extractfile(member)
+            (beside / name).write_bytes(content.read() if content else b"")
         if not _is_whole(beside, folder.name) or _step_of(beside) <= _step_of(folder):
             return False
         if folder.exists():
