@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from rebased.runs.collect import ENDED
@@ -70,12 +69,13 @@ class Plan:
 
 
 def make_plan(
-    points: Sequence[Point], folder: Path, failures: Mapping[str, str], known: Mapping[str, Run] = MappingProxyType({})
+    points: Sequence[Point], folder: Path, failures: Mapping[str, str], known: Mapping[str, Run] | None = None
 ) -> Plan:
     """The plan for these points. Points with the same digest are one run, in the folder named by the digest.
 
     `failures` are the errors that the sweep has logged, `known` the runs that ended elsewhere, both by digest.
     """
+    known = known or {}
     configs = {point.config.digest(): point.config for point in points}
     settings = [config.model_dump(mode="json") for config in configs.values()]
     tasks = task_names(settings)
