@@ -71,7 +71,7 @@ def headline(run: RunStart) -> str:
     """What is trained, in one line."""
     config = run.config
     processes = f" in {run.processes} processes" if run.processes > 1 else ""
-    steps = f"{plural(run.steps, 'step')}{config.kind.step_size(config)}"
+    steps = f"{plural(run.steps, 'step')}{config.step_size()}"
     return f"{run.parameters:,} parameters on {run.device}{processes}, {steps}, from step {run.step:,}"
 
 

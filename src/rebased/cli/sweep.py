@@ -273,7 +273,7 @@ def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:
             "lr": run.config.train.lr,
             "seed": run.config.train.seed,
             "status": run.status,
-            run.config.kind.metric: run.config.kind.result(read_record(run.folder)[-1]) if done else None,
+            run.config.metric: run.config.result(read_record(run.folder)[-1]) if done else None,
             "error": run.error,
         }
 

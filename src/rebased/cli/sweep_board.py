@@ -115,7 +115,7 @@ class Tally:
         self._started = time.monotonic()
         for run in plan.runs:
             if run.status == "done":
-                self._compare_best(run, run.config.kind.result(run.lines[-1]))
+                self._compare_best(run, run.config.result(run.lines[-1]))
 
     @property
     def failed(self) -> list[PlannedRun]:
@@ -136,7 +136,7 @@ class Tally:
     def _compare_best(self, run: PlannedRun, score: float | None) -> None:
         if score is None:
             return
-        sign = 1 if run.config.kind.metric == "accuracy" else -1
+        sign = 1 if run.config.metric == "accuracy" else -1
         if run.model not in self.best or sign * score > sign * self.best[run.model][0]:
             self.best[run.model] = score, run
 
@@ -249,7 +249,7 @@ class _Follower(Sink):
 
     def line(self, line: dict[str, Any]) -> None:
         if not self._steps:  # the executor reads records, which do not have every step
-            self._tally.fraction[self._run.digest] = self._run.config.kind.share_done(self._run.config, line)
+            self._tally.fraction[self._run.digest] = self._run.config.share_done(line)
         if line["type"] == "epoch":
             self._status.epochs, self._status.epoch = self._run.config.train.epochs, line["epoch"]
         self._status.line(line)
@@ -279,7 +279,7 @@ class LineBoard(SweepBoard):
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
-        result = f"{run.config.kind.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
+        result = f"{run.config.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
         tally = self._tally
         ended = tally.count("done", "diverged", "failed")
         left = f"  ({duration(tally.seconds_left())} left)" if ended < tally.expected() else ""
@@ -314,7 +314,7 @@ class LiveBoard(SweepBoard):
         tally = self._tally
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         table.add_column("model", overflow="fold")
-        metric = next(iter(tally.runs.values())).config.kind.metric
+        metric = next(iter(tally.runs.values())).config.metric
         for name in ("done", "running", "failed", f"best {metric}"):
             table.add_column(name, justify="right")
         table.add_column("with")

@@ -91,7 +91,7 @@ def train_one(
     to.check()
     imports, resume = options.imports, options.resume
     import_all(imports)
-    console, verb = to.console(), kind.kind.verb
+    console, verb = to.console(), kind.verb
     with each_warning_once(console):
         run = load_config(kind, file, parse_overrides(settings, options_of(kind)))
     folder = options.out or Path("runs") / f"{file.stem}-{run.digest()}"

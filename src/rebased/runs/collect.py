@@ -79,21 +79,18 @@ def gather(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lamb
     return found
 
 
-def completeness(run: Run) -> tuple[bool, bool, int, int]:
-    """A sort key: of several records of one run, the greatest is kept. One that has ended comes first, then one that
-    lacks no epoch. The number of lines of a run that has ended does not count, because it depends on the result: a run
-    that solves its task stops early, and a compact record keeps the best epoch. A language model's does not depend."""
-    if run.status in ENDED and run.kind.has_epochs:
-        return True, not run.lacks_epochs, 0, 0
-    return run.status in ENDED, False, len(run.epochs), len(run.lines)
+def precedence(run: Run) -> tuple[bool, bool, int, int, str, str]:
+    """A sort key of the records of one run: the greatest counts, in whichever order the files were given.
 
-
-def precedence(run: Run) -> tuple[tuple[bool, bool, int, int], str, str]:
-    """A sort key of the records of one run: the greatest counts, in whichever order the files were given. Between
-    equally complete ones settings, code and machine decide, so that runs of one sweep count together, and then a
-    checksum: never the result."""
+    One that has ended comes first, then one that lacks no epoch. Between equally complete ones settings, code and
+    machine decide, so that runs of one sweep count together, and then a checksum: never the result. The number of lines
+    depends on the result where a run can stop early.
+    """
+    has_ended = run.status in ENDED
+    depends = has_ended and run.kind.has_epochs
+    sizes = (0, 0) if depends else (len(run.epochs), len(run.lines))
     first, whole = json.dumps(run.lines[0]), json.dumps(run.lines).encode()
-    return completeness(run), first, hashlib.sha256(whole).hexdigest()
+    return has_ended, depends and not run.lacks_epochs, *sizes, first, hashlib.sha256(whole).hexdigest()
 
 
 def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:
@@ -125,7 +122,7 @@ def record_files(path: Path) -> list[Path]:
 def read_file(path: Path, found: Collection) -> Iterator[Run]:
     """The runs of one record or bundle. Damage is counted in `found`."""
     damaged = found.damaged_lines + found.nameless
-    for name, lines in split_runs(whole_lines(path, found), path, found):
+    for name, lines in split_runs(path, found):
         if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
             found.nameless += 1
             continue
@@ -155,37 +152,25 @@ def read_sweep(folder: Path, found: Collection) -> None:
         found.damaged_files.append(plain(f"{folder.name}/{LOG}"))
 
 
-def whole_lines(path: Path, found: Collection) -> Iterator[dict[str, Any]]:
-    """The intact lines of a record or bundle. Others are counted as damaged."""
+def split_runs(path: Path, found: Collection) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(folder name, intact lines) of each run. A single record has no "folder" line: the file's own folder is used.
+
+    Damaged lines, and those beyond MAX_LINES, are left out and counted.
+    """
+    name, run, began = plain(path.parent.name), list[dict[str, Any]](), False
     try:
-        for _, line in scan(path, is_whole):
-            if line is None:
+        for _, line in scan(path):
+            if line is not None and line["type"] == "folder":
+                if began:
+                    yield name, run
+                name, run, began = str(line.get("folder"))[:MAX_TEXT], [], True
+            elif line is None or not is_whole(line) or len(run) == MAX_LINES:
                 found.damaged_lines += 1
             else:
-                yield line
+                run.append(line)
+                began = True
     except TORN:
         found.damaged_lines += 1  # a torn archive does not tell how many more there were
-
-
-def split_runs(
-    lines: Iterable[dict[str, Any]], path: Path, found: Collection
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(folder name, lines) of each run. A single record has no "folder" line: the file's own folder is used.
-
-    Lines beyond MAX_LINES are left out and counted as damaged.
-    """
-    name, run = plain(path.parent.name), list[dict[str, Any]]()
-    began = False
-    for line in lines:
-        if line["type"] == "folder":
-            if began:
-                yield name, run
-            name, run, began = str(line.get("folder"))[:MAX_TEXT], [], True
-        elif len(run) == MAX_LINES:
-            found.damaged_lines += 1
-        else:
-            run.append(line)
-            began = True
     if began:
         yield name, run
 

@@ -2,11 +2,15 @@
 
 from typing import Any
 
-from rebased.runs import lm_config, synthetic_config  # noqa: F401, they register their kinds
-from rebased.runs.run_config import KINDS, RunConfig, RunKind
+from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.run_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
+
+KINDS: dict[str, type[RunConfig]] = {kind.section: kind for kind in (SyntheticRunConfig, LMRunConfig)}
+"""All kinds of runs, by their sections."""
 
 
-def run_kind(tree: Any) -> RunKind:
+def run_kind(tree: Any) -> type[RunConfig]:
     """The kind of run whose section a config has. Without such a section, or with several, it counts as a run on a
     synthetic task."""
     sections = [section for section in KINDS if isinstance(tree, dict) and section in tree]
@@ -15,4 +19,4 @@ def run_kind(tree: Any) -> RunKind:
 
 def parse_run(tree: Any) -> RunConfig:
     """The config that this mapping describes; pydantic's ValidationError where it describes none."""
-    return run_kind(tree).config_class.model_validate(tree)
+    return run_kind(tree).model_validate(tree)

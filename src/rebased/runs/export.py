@@ -102,25 +102,16 @@ def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[d
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         f"model = AutoModelForCausalLM.from_pretrained({folder})",
-        *(
-            []
-            if tokenizer is None
-            else [
-                f"tokenizer = AutoTokenizer.from_pretrained({folder})",
-                'inputs = tokenizer("Once", return_tensors="pt")',
-                "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
-            ]
-        ),
-        "```",
-        "",
-        *_about_training(run, record),
-        "## Config",
-        "",
-        "```json",
-        json.dumps(run.get("config", {"model": config.model_dump(mode="json")}), indent=1),
-        "```",
-        "",
     ]
+    if tokenizer is not None:
+        lines += [
+            f"tokenizer = AutoTokenizer.from_pretrained({folder})",
+            'inputs = tokenizer("Once", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
+        ]
+    settings = run.get("config", {"model": config.model_dump(mode="json")})
+    lines += ["```", "", *_about_training(record)]
+    lines += ["## Config", "", "```json", json.dumps(settings, indent=1), "```", ""]
     return "\n".join(lines)
 
 
@@ -136,33 +127,31 @@ def _about_loading(model: LanguageModel) -> list[str]:
     ]
 
 
-def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[str]:
-    if not run:
+def _about_training(record: list[dict[str, Any]]) -> list[str]:
+    if not record:
         return ["It came without a record: what it was trained on is not known.", ""]
-    corpus, code = run.get("corpus", {}), run.get("code", {})
-    end = record[-1] if record[-1].get("type") == "end" else {}
-    settings, tokens = run.get("config", {}), corpus.get("tokens", {}).get("train", 0)
-    steps, rows = end.get("step"), settings.get("train", {}).get("batch_size")
-    length = settings.get("data", {}).get("seq_len")
-    known = steps and rows and length
-    seen = f"{steps * rows * length:,} tokens ({steps:,} steps of {rows} x {length:,})" if known else "Tokens"
+    run, end = record[0], record[-1]
+    corpus, code, data = run["corpus"], run["code"], run["config"]["data"]
+    steps, rows, length = end["step"], run["config"]["train"]["batch_size"], data["seq_len"]
     lines = [
         "## Training",
         "",
-        f"{seen} drawn from a text of {tokens:,} tokens, tokenizer {corpus.get('tokenizer')}, checksum of the text "
-        f"`{corpus.get('sha256')}`. Code version {code.get('version')}, commit `{code.get('commit')}`.",
+        f"{steps * rows * length:,} tokens ({steps:,} steps of {rows} x {length:,}) drawn from a text of "
+        f"{corpus['tokens']['train']:,} tokens, tokenizer {corpus['tokenizer']}, checksum of the text "
+        f"`{corpus['sha256']}`. Code version {code['version']}, commit `{code['commit']}`.",
         *([f"The text: {run['text']}"] if "text" in run else []),
-        f"The same run: `rebased lm train --config config.yaml` with the config below (digest `{run.get('digest')}`).",
+        f"The same run: `rebased lm train --config config.yaml` with the config below (digest `{run['digest']}`).",
         "",
     ]
-    if measured := [(split, end[split]) for split in SPLITS if split in end]:
+    if measured := [split for split in SPLITS if split in end]:
         lines += [
             "## Measured",
             "",
             "| split | tokens | perplexity | AR tokens | other tokens |",
             "|---|---|---|---|---|",
         ]
-        for split, found in measured:
+        for split in measured:
+            found = end[split]
             values = [found.get(kind, {}).get("perplexity") for kind in ("all", "ar", "non_ar")]
             shown = ["" if value is None else f"{value:.2f}" for value in values]  # None: there was no such token
             lines.append(f"| {split} | {found.get('tokens', 0):,} | {' | '.join(shown)} |")

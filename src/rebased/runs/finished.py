@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 
 from rebased.config import plural
 from rebased.mixers import can_extend
-from rebased.models import LanguageModel, LMConfig, shape_of
+from rebased.models import LMConfig, shape_of
 from rebased.runs.configs import parse_run, run_kind
 from rebased.runs.provenance import processor_name
-from rebased.runs.run_config import RunKind
+from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import Reported, SyntheticRunConfig, reported
 from rebased.tasks import AnyTask
@@ -39,7 +39,7 @@ class Run:
         return self.lines[0]["config"]
 
     @property
-    def kind(self) -> RunKind:
+    def kind(self) -> type[RunConfig]:
         """Its kind: a run on a synthetic task, or on text."""
         return run_kind(self.settings)
 
@@ -181,27 +181,17 @@ class Run:
         has no state.
         """
         computed = _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
-        if computed is not None:
-            return computed
-        recorded = self.lines[0].get("state_bytes")
-        size = recorded.get(str(seq_len)) if isinstance(recorded, dict) else None
-        return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+        recorded: dict[str, int] = self.lines[0].get("state_bytes", {})
+        return recorded.get(str(seq_len)) if computed is None else computed
 
 
 @cache
 def _state_bytes(model: str, seq_len: int) -> int | None:
-    shape = _shape(model)
-    if shape is None or not all(can_extend(block.mixer) for block in shape.blocks):
-        return None
-    return 4 * shape.state_size(seq_len)
-
-
-@cache
-def _shape(model: str) -> LanguageModel | None:
     try:
-        return shape_of(LMConfig.model_validate(json.loads(model)))
+        shape = shape_of(LMConfig.model_validate(json.loads(model)))
     except Exception:  # a user's own mixer, a setting that this code does not know, or one that no model can have
         return None
+    return 4 * shape.state_size(seq_len) if all(can_extend(block.mixer) for block in shape.blocks) else None
 
 
 def code_name(code: dict[str, Any]) -> str:

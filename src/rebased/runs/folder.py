@@ -34,9 +34,17 @@ def run_folder(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[str
         yield type(config).model_validate(read_yaml(folder / CONFIG)).digest()
 
 
-def _check(folder: Path, config: RunConfig, resume: bool) -> None:
+def check_holds(folder: Path, file: str, whose: str) -> None:
+    """Raise ValueError unless `folder` is new, empty, or has this file, which marks a run or a sweep."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
+    names = [name for name in os.listdir(folder) if not name.startswith(".")] if folder.exists() else []
+    if names and file not in names:
+        raise ValueError(f"{folder} is not empty and not {whose} (no {file}); choose another folder (--out)")
+
+
+def _check(folder: Path, config: RunConfig, resume: bool) -> None:
+    check_holds(folder, CONFIG, "a run's")
     there = folder / CONFIG
     if there.exists():
         found = _differences(_completed(read_yaml(there), type(config)), config.model_dump(mode="json"))
@@ -49,8 +57,6 @@ def _check(folder: Path, config: RunConfig, resume: bool) -> None:
             )
         if not resume:
             raise ValueError(f"{folder} holds this run; add --resume to go on, or choose another folder (--out)")
-    elif folder.exists() and any(not name.startswith(".") for name in os.listdir(folder)):
-        raise ValueError(f"{folder} is not empty and not a run's (no {CONFIG}); choose another folder (--out)")
 
 
 def _completed(tree: dict[str, Any], cls: type[RunConfig]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_
 
 from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, RunKind, finish_model, register_kind
+from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, finish_model
 
 
 class LMDataConfig(Config):
@@ -83,6 +83,7 @@ class LMTrainConfig(Config):
 class LMRunConfig(RunConfig):
     """A run on text. Its digest leaves out execution settings, so that a run can be resumed on other hardware."""
 
+    section, metric, has_epochs, verb = "data", "perplexity", False, "lm train"
     execution: ClassVar[tuple[str, ...]] = (
         "train.device",
         "train.micro_batch",
@@ -114,13 +115,6 @@ class LMRunConfig(RunConfig):
             )
         return self
 
-
-class LMKind(RunKind):
-    """Runs on text."""
-
-    config_class = LMRunConfig
-    section, metric, has_epochs, verb = "data", "perplexity", False, "lm train"
-
     def result(self, end: dict[str, Any]) -> float | None:
         return end["valid"]["all"]["perplexity"] if "valid" in end else None
 
@@ -129,11 +123,8 @@ class LMKind(RunKind):
         perplexity = self.result(lines[-1])
         return -inf if perplexity is None else -perplexity
 
-    def share_done(self, config: LMRunConfig, line: dict[str, Any]) -> float:
-        return line["step"] / config.train.steps
+    def share_done(self, line: dict[str, Any]) -> float:
+        return line["step"] / self.train.steps
 
-    def step_size(self, config: LMRunConfig) -> str:
-        return f" of {config.train.batch_size:,} x {config.data.seq_len:,} tokens"
-
-
-register_kind(LMKind())
+    def step_size(self) -> str:
+        return f" of {self.train.batch_size:,} x {self.data.seq_len:,} tokens"

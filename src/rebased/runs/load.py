@@ -83,9 +83,8 @@ def open_text_model(
     return TextModel(model, found)
 
 
-def open_tokenizer(path: Path | None, tokenizer: str | None = None, data: Path | None = None) -> Tokenizer:
+def open_tokenizer(path: Path, tokenizer: str | None = None, data: Path | None = None) -> Tokenizer:
     """The tokenizer that `open_text_model` returns, without the model. Whether it fits the model is not looked at."""
-    path = find_model() if path is None else path
     return _tokenizer_of(path, _check_run(path), tokenizer, data)
 
 
@@ -99,9 +98,8 @@ def _tokenizer_of(path: Path, run: dict[str, Any], tokenizer: str | None, data: 
         return ByteTokenizer()
     folder = run.get("config", {}).get("data", {}).get("folder")
     if folder is None or not Path(folder).exists():
-        where = "it does not say which tokenizer it was trained with"
-        if folder is not None:
-            where = f"the text that it was trained on, {folder}, does not exist here"
+        where = f"the text that it was trained on, {folder}, does not exist here"
+        where = "it does not say which tokenizer it was trained with" if folder is None else where
         raise ValueError(f"{path}: {where}; give its tokenizer with --tokenizer tokenizer.json, or bytes")
     return Corpus(folder).tokenizer
 
@@ -145,9 +143,9 @@ def record_beside(path: Path) -> list[dict[str, Any]]:
     folder = path if path.is_dir() else path.parent
     if (folder / RECORD).is_file():
         return read_record(folder)
-    about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
-    if not about:
+    if not (folder / ABOUT).is_file():
         return []
+    about = read_json(folder / ABOUT)
     tokens, bits = about.get("measured_tokens", {}), about.get("bits_per_byte", {})
     measured = {split: {"all": {"perplexity": 2 ** bits[split]}, "tokens": tokens[split]} for split in bits}
     return [about, {"type": "end", "status": "done", "step": about.get("steps"), **measured}]
@@ -192,9 +190,8 @@ def _config(path: Path) -> dict[str, Any]:
     lines = record_beside(path)
     if not lines and not (folder / RECORD).is_file():
         return {}
-    end = lines[-1] if lines else {}
-    if end.get("type") != "end":
+    if not lines or lines[-1]["type"] != "end":
         raise ValueError(f"{folder} has not ended, so it has no trained model yet; finish it with --resume")
-    if end.get("status") != "done":
-        raise ValueError(f"{folder} {end.get('status')} and left no trained model; give another run")
+    if (status := lines[-1]["status"]) != "done":
+        raise ValueError(f"{folder} {status} and left no trained model; give another run")
     return dict(lines[0].get("config", {}))

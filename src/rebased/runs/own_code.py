@@ -20,10 +20,9 @@ KEY = "own_code"
 def own_code(config: RunConfig) -> dict[str, str]:
     """{"mixer 'own'": checksum} for each mixer and the task of a run that is not of this package."""
     classes: dict[str, type] = {f"mixer {mixer.name!r}": mixer_class(mixer.name) for mixer in config.model.mixers}
-    classes |= config.kind.classes(config)
+    classes |= config.classes()
     own = {what: cls for what, cls in classes.items() if cls.__module__.partition(".")[0] != PACKAGE}
-    sums = {what: checksum(cls) for what, cls in own.items()}
-    return {what: found for what, found in sums.items() if found}
+    return {what: found for what, cls in own.items() if (found := checksum(cls))}
 
 
 def checksum(cls: type) -> str | None:

@@ -85,10 +85,7 @@ class Record:
 
     def describe(self) -> dict[str, Any]:
         """Size and checksum of the whole lines: {"bytes": ..., "sha256": ...}."""
-        return {"bytes": self.size, "sha256": self._checksum(self.size)}
-
-    def _checksum(self, size: int) -> str:
-        return self._hash(size).hexdigest()
+        return {"bytes": self.size, "sha256": self._hash(self.size).hexdigest()}
 
     def _hash(self, size: int) -> "hashlib._Hash":
         return hashlib.sha256(self.path.read_bytes()[:size] if self.path.exists() else b"")
@@ -98,12 +95,7 @@ class Record:
 
         sha256: the checksum that those first bytes must have.
         """
-        if size > self.size:
-            raise ValueError(
-                f"{self.path} is damaged: it holds {self.size} bytes, and its checkpoint was saved after {size}; "
-                f"remove {self.path.parent} and train the run again, or start it in another folder"
-            )
-        if sha256 is not None and self._checksum(size) != sha256:
+        if size > self.size or (sha256 is not None and self._hash(size).hexdigest() != sha256):
             raise ValueError(
                 f"{self.path} is damaged: its first {size} bytes are not those that its checkpoint was saved with; "
                 "restore it, or start the run again in another folder"
@@ -163,36 +155,20 @@ def lines_so_far(folder: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError]]:
     """(the intact lines, one error per damaged line)."""
-    lines, errors = [], []
-    for number, (text, line) in enumerate(scan(path), start=1):
-        if line is not None:
-            lines.append(line)
-            continue
-        errors.append(
-            ValueError(
-                f"{path} is damaged in line {number}: {text[:60].rstrip()!r} is not a record; repair the line, or "
-                f"remove {path.parent} and train the run again"
-            )
-        )
+    found = list(scan(path))
+    lines = [line for _, line in found if line is not None]
+    damage = [
+        f" in line {number}: {text[:60].rstrip()!r} is not a record"
+        for number, (text, line) in enumerate(found, start=1)
+        if line is None
+    ]
     if lines and lines[-1].get("status") == CHANGED:
-        errors.append(
-            ValueError(
-                f"{path} is damaged: its checksum is not that of its lines; restore it, or remove {path.parent} "
-                "and train the run again"
-            )
-        )
-    return lines, errors
+        damage.append(": its checksum is not that of its lines")
+    remedy = f"restore it, or remove {path.parent} and train the run again"
+    return lines, [ValueError(f"{path} is damaged{what}; {remedy}") for what in damage]
 
 
-def is_line(line: dict[str, Any]) -> bool:
-    """True if the object has a type, and a status if it is the end of a record."""
-    kind = line.get("type")
-    return isinstance(kind, str) and (kind != "end" or isinstance(line.get("status"), str))
-
-
-def scan(
-    path: Path, is_whole: Callable[[dict[str, Any]], bool] = is_line
-) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+def scan(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """(bytes, content) of each line of a record or bundle. The content of a damaged line is None.
 
     A last line without a line break is being written and is left out. If all lines of a record are intact and its
@@ -203,10 +179,13 @@ def scan(
     for text in read_lines(path):
         if text and not text.endswith(b"\n"):
             return
-        line = _parsed(text, is_whole)
-        if line is None:
+        try:
+            line = parse_line(text)
+        except ValueError:
             intact = False
-        elif line["type"] == "folder":  # the next record of a bundle
+            yield text, None
+            continue
+        if line["type"] == "folder":  # the next record of a bundle
             sha256, intact = hashlib.sha256(), True
         elif line["type"] == "end" and CHECKSUM in line:
             expected = line.pop(CHECKSUM)
@@ -215,14 +194,6 @@ def scan(
         else:
             sha256.update(text)
         yield text, plain_tree(line) if _MAY_HIDE.search(text) else line
-
-
-def _parsed(text: bytes, is_whole: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-    try:
-        line = parse_line(text)
-    except ValueError:
-        return None
-    return line if is_whole(line) else None
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -252,7 +223,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def parse_line(text: bytes) -> dict[str, Any]:
-    """A line of a record. Raises ValueError if it is not a JSON object, too deep or has a number too long."""
+    """A line of a record. Raises ValueError if it is not a JSON object with a type, and with a status if that is "end",
+    if it is nested too deep, or has a number too long."""
     parse_int = _parse_int if _LONG_NUMBER.search(text) else None
     try:
         line = json.loads(text.decode(), parse_int=parse_int, parse_constant=_refuse)
@@ -261,8 +233,10 @@ def parse_line(text: bytes) -> dict[str, Any]:
         too_deep = True
     if too_deep:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-    if not isinstance(line, dict):
-        raise ValueError("it is not a JSON object")
+    if not isinstance(line, dict) or not isinstance(line.get("type"), str):
+        raise ValueError("it is not a JSON object with a type")
+    if line["type"] == "end" and not isinstance(line.get("status"), str):
+        raise ValueError("the end has no status")
     if b"\\u" in text:
         json.dumps(line, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     return line

@@ -3,15 +3,13 @@
 Only what a report reads is described here. Other settings may be anything: users have mixers and tasks of their own.
 """
 
-from itertools import pairwise
 from math import isfinite
-from typing import Annotated, Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from rebased.config import short
 from rebased.runs.configs import run_kind
-from rebased.runs.record import is_line
 
 MAX_LINES = 10**6  # of one record: a line per ten steps of ten million
 MAX_TEXT = 1000  # characters of a name or another setting
@@ -91,10 +89,13 @@ class _Task(Part):
     held_out: list[_Segment] | None = None
 
 
-class _SyntheticTraining(Part):
+class _Training(Part):
+    seed: int
+
+
+class _SyntheticTraining(_Training):
     protocol: Literal["paper", "held_out"]
     lr: Annotated[float, Field(gt=0)]
-    seed: int
 
 
 class _SyntheticConfig(Part):
@@ -103,9 +104,13 @@ class _SyntheticConfig(Part):
     train: _SyntheticTraining
 
 
-class _SyntheticRun(Part):
+class _Run(Part):
     digest: Name
     parameters: Count
+
+
+class _SyntheticRun(_Run):
+    state_bytes: dict[Number, Annotated[int, Field(ge=1, le=MAX_COUNT)]] = {}
     config: _SyntheticConfig
 
 
@@ -119,19 +124,13 @@ class _Data(Part):
     isolate_documents: bool
 
 
-class _LMTraining(Part):
-    seed: int
-
-
 class _LMConfig(Part):
     data: _Data
     model: _Model
-    train: _LMTraining
+    train: _Training
 
 
-class _LMRun(Part):
-    digest: Name
-    parameters: Count
+class _LMRun(_Run):
     corpus: _Corpus
     config: _LMConfig
 
@@ -171,21 +170,9 @@ class _AtDistance(Part):
     tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     perplexity: Annotated[float, Field(gt=0, le=MAX_COUNT)]
 
-    @model_validator(mode="after")
-    def _belong_together(self) -> Self:
-        if self.nearest & (self.nearest - 1) or self.farthest != 2 * self.nearest - 1:
-            raise ValueError("nearest should be a power of two, and farthest the last number before the next one")
-        return self
-
 
 class _ByDistance(Part):
-    classes: Annotated[list[_AtDistance], Field(max_length=MAX_SIZE.bit_length())]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if any(one.nearest >= other.nearest for one, other in pairwise(self.classes)):
-            raise ValueError("the nearest distances should come first, each of them once")
-        return self
+    classes: list[_AtDistance]
 
 
 def check(schema: type[BaseModel], value: object) -> None:
@@ -209,7 +196,7 @@ def _fits(schema: type[BaseModel], value: object) -> bool:
 
 def is_whole(line: dict[str, Any]) -> bool:
     """True if the line has the fields of its type that every kind of run has."""
-    return is_line(line) and (line["type"] not in ("run", "resume") or _fits(_Where, line))
+    return line["type"] not in ("run", "resume") or _fits(_Where, line)
 
 
 def is_whole_epoch(line: dict[str, Any], run: dict[str, Any]) -> bool:
@@ -235,4 +222,8 @@ def check_run(run: dict[str, Any]) -> None:
 
 def is_by_distance(value: object) -> TypeGuard[list[dict[str, Any]]]:
     """True if it is what a run records of AR tokens by distance, with all numbers that a report needs."""
-    return _fits(_ByDistance, {"classes": value})
+    if not _fits(_ByDistance, {"classes": value}):
+        return False
+    spans = [(at["nearest"], at["farthest"]) for at in value]  # type: ignore[attr-defined]
+    powers = all(nearest.bit_count() == 1 and farthest == 2 * nearest - 1 for nearest, farthest in spans)
+    return powers and spans == sorted(set(spans))

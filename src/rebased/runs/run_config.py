@@ -1,6 +1,6 @@
-"""What the configs of all kinds of runs have in common, and what a kind of run is."""
+"""What the configs of all kinds of runs have in common."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -39,14 +39,21 @@ Betas = Annotated[tuple[float, float], AfterValidator(_below_one)]
 class RunConfig(Config):
     """A run as data. It is complete before step 0 and never rewritten; its digest names the run.
 
-    A subclass has a section that says what the model is trained on (`task` or `data`), `model` and `train`.
+    A subclass is a kind of run. It has a section that says what the model is trained on (`task` or `data`), `model` and
+    `train`. How such a run is trained says its TrainingKind (train/kinds.py).
     """
 
+    section: ClassVar[str]
+    """The section that says what the model is trained on. No other kind has it."""
+    metric: ClassVar[Literal["accuracy", "perplexity"]]
+    """What a run is judged by."""
+    has_epochs: ClassVar[bool]
+    """True if a record has a line per epoch, with its test accuracy."""
+    verb: ClassVar[str]
+    """The command that trains such a run: `rebased VERB --config FILE`."""
     execution: ClassVar[tuple[str, ...]] = ()
     """Execution settings, such as train.device: they say how a run is computed, not what it computes. A run may be
     resumed with other ones."""
-    kind: ClassVar["RunKind"]
-    """What the package knows of such runs; `register_kind` sets it."""
 
     if TYPE_CHECKING:  # fields of every subclass, after the section that they depend on
         model: LMConfig
@@ -55,32 +62,14 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _is_of_this_kind(cls, values: Any) -> Any:
-        if isinstance(values, dict) and cls.kind.section not in values:
-            for other in KINDS.values():
+        if isinstance(values, dict) and cls.section not in values:
+            for other in RunConfig.__subclasses__():
                 if other.section in values:
                     raise ValueError(
-                        f"it has a section {other.section} instead of {cls.kind.section}; train it with "
+                        f"it has a section {other.section} instead of {cls.section}; train it with "
                         f"`rebased {other.verb}`"
                     )
         return values
-
-    def execution_settings(self) -> dict[str, Any]:
-        """The values of the execution settings, by their names in the section train."""
-        return self.train.model_dump(mode="json", include={path.removeprefix("train.") for path in self.execution})
-
-
-class RunKind(ABC):
-    """What the package must know of a kind of run. How such a run is trained says its TrainingKind (train/kinds.py)."""
-
-    config_class: ClassVar[type[RunConfig]]
-    section: ClassVar[str]
-    """The section of the config that says what the model is trained on. No other kind has it."""
-    metric: ClassVar[Literal["accuracy", "perplexity"]]
-    """What a run is judged by."""
-    has_epochs: ClassVar[bool]
-    """True if a record has a line per epoch, with its test accuracy."""
-    verb: ClassVar[str]
-    """The command that trains such a run: `rebased VERB --config FILE`."""
 
     @abstractmethod
     def result(self, end: dict[str, Any]) -> float | None:
@@ -91,25 +80,20 @@ class RunKind(ABC):
         """The score of a run that has ended, by which a value is chosen; higher is better."""
 
     @abstractmethod
-    def share_done(self, config: Any, line: dict[str, Any]) -> float:
+    def share_done(self, line: dict[str, Any]) -> float:
         """How much of the run is done after this line of its record, from 0 to 1."""
 
-    def step_size(self, config: Any) -> str:
+    def step_size(self) -> str:
         """The size of a step, in words after "100 steps"."""
         return ""
 
-    def classes(self, config: Any) -> dict[str, type]:
+    def classes(self) -> dict[str, type]:
         """The registered classes besides mixers that a run uses, by what they are: {"task 'mqar'": ...}."""
         return {}
 
-
-KINDS: dict[str, RunKind] = {}
-"""All kinds of runs, by their sections."""
-
-
-def register_kind(kind: RunKind) -> None:
-    """Make a kind of run known. Its config class gets the attribute `kind`."""
-    KINDS[kind.section] = kind.config_class.kind = kind
+    def execution_settings(self) -> dict[str, Any]:
+        """The values of the execution settings, by their names in the section train."""
+        return self.train.model_dump(mode="json", include={path.removeprefix("train.") for path in self.execution})
 
 
 def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, Any]) -> LMConfig:

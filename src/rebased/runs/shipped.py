@@ -1,6 +1,6 @@
 """The configs and models that come with the package: where they are, and how a command finds one by name."""
 
-import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -39,9 +39,12 @@ def find_config(name: Path | str, kind: Kind) -> Path:
             return shipped[known]
     if path.exists():  # a pipe, or a folder, about which the reader of the file complains
         return path
-    fitting = [known for known in shipped if kind_of(known) == kind]
-    hint = nearest(path, fitting)
-    raise FileNotFoundError(f"{name}: No such file or directory, and no shipped config has this name; {hint}")
+    wanted = path.with_suffix("").as_posix().removeprefix("configs/")
+    guess = _guess(wanted, [known for known in shipped if kind_of(known) == kind])
+    raise FileNotFoundError(
+        f"{name}: No such file or directory, and no shipped config has this name; {guess}`rebased list configs` lists "
+        "those that are shipped"
+    )
 
 
 def kind_of(name: str) -> Kind:
@@ -49,13 +52,11 @@ def kind_of(name: str) -> Kind:
     return next((kind for kind, folder in FOLDERS.items() if name.startswith(f"{folder}/")), "run")
 
 
-def nearest(path: Path, known: list[str]) -> str:
-    """Return the end of an error about an unknown config: the shipped name nearest to it, and how to list all."""
-    wanted = path.with_suffix("").as_posix().removeprefix("configs/")
+def _guess(wanted: str, known: Sequence[str]) -> str:
+    """Return a question about the shipped name that was probably meant; empty if none is similar."""
     by_last_part = {name.rpartition("/")[2]: name for name in reversed(known)}
-    near = difflib.get_close_matches(wanted, [*known, *by_last_part], n=1, cutoff=0.7)
-    guess = f"did you mean {by_last_part.get(near[0], near[0])!r}? " if near else ""
-    return f"{guess}`rebased list configs` lists those that are shipped"
+    near = nearest_word(wanted, [*known, *by_last_part])
+    return f"did you mean {by_last_part.get(near, near)!r}? " if near else ""
 
 
 def shipped_models() -> dict[str, Path]:
@@ -74,8 +75,7 @@ def find_model(name: Path | str | None = None) -> Path:
         return path
     if path.as_posix() in shipped:
         return shipped[path.as_posix()]
-    near = nearest_word(path.as_posix(), list(shipped))
-    guess = f"did you mean {near!r}? " if near else ""
+    guess = _guess(path.as_posix(), list(shipped))
     raise ValueError(
         f"{name} does not exist, and no shipped model has this name; {guess}give a run's folder, its model.safetensors "
         f"or a name that `rebased list models` lists"

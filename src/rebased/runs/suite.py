@@ -95,15 +95,9 @@ class Suite(Config):
                 if model is None or model in models:  # none fits, or none is larger than that of the budget before
                     continue
                 models.append(model)
-                part = SuitePart(
-                    name=name,
-                    protocol=self.protocol,
-                    task=task_name,
-                    mixer=label,
-                    state_bytes=budget,
-                    choosing_seeds=self.choose_seeds,
-                )
-                tree = {"task": task.task, "model": model, "suite": part.model_dump()}
+                suite: dict[str, Any] = {"name": name, "protocol": self.protocol, "task": task_name, "mixer": label}
+                suite |= {"state_bytes": budget, "choosing_seeds": self.choose_seeds}
+                tree = {"task": task.task, "model": model, "suite": suite}
                 train = merge(self.train, task.train) | {"protocol": "held_out"}
                 train |= {"device": device} if device else {}
                 found += [
@@ -123,27 +117,25 @@ class Suite(Config):
 
         def model(width: int) -> dict[str, Any]:
             change = {name: width}
-            return self.place(mixer.mixer, change) if name == "d_model" else self.place(mixer.mixer | change)
+            return self.place(mixer.mixer) | change if name == "d_model" else self.place(mixer.mixer | change)
+
+        def size(width: int) -> int | None:
+            try:
+                return self.layer_bytes(model(width), longest(data))
+            except ValueError:  # a width that the mixer does not take, such as an odd one
+                return None
 
         data = SyntheticRunConfig.model_validate({"task": task.task, "model": self.place(mixer.mixer)}).task
         known = json.dumps((self.model, mixer.mixer, name, budget, longest(data)))
         if known not in _WIDTHS:
             most = WIDER * self.model["d_model"] if name == "d_model" else WIDEST
-            _WIDTHS[known] = widest(lambda width: self._bytes(model(width), longest(data)), budget, most)
+            _WIDTHS[known] = widest(size, budget, most)
         width = _WIDTHS[known]
         return None if width is None else model(width)
 
-    def _bytes(self, model: Mapping[str, Any], seq_len: int) -> int | None:
-        """As `layer_bytes`; None for a width that the mixer does not take, such as an odd one."""
-        try:
-            return self.layer_bytes(model, seq_len)
-        except ValueError:
-            return None
-
-    def place(self, mixer: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The section model with the compared mixer in its place, and with these changes."""
-        layers = [dict(mixer) if each == PLACE else each for each in self.model["mixers"]]
-        return self.model | dict(changes or {}) | {"mixers": layers}
+    def place(self, mixer: Mapping[str, Any]) -> dict[str, Any]:
+        """The section model with the compared mixer in its place."""
+        return self.model | {"mixers": [dict(mixer) if each == PLACE else each for each in self.model["mixers"]]}
 
     def layer_bytes(self, model: Mapping[str, Any], seq_len: int) -> int:
         """Bytes of the state of the compared layer after `seq_len` tokens of one sequence, in fp32."""
@@ -163,11 +155,10 @@ class Suite(Config):
         task = self.tasks[part.task]
         tree = {"task": task.task, "model": self.place({"name": "short_conv"})}
         expected = SyntheticRunConfig.model_validate(tree | {"train": merge(self.train, task.train)})
-        ours = expected.model_dump(mode="json")
-        execution = {path.removeprefix("train.") for path in expected.execution}
-        free = execution | {"lr", "seed", "protocol"}
-        same = all(run.settings["train"].get(key) == value for key, value in ours["train"].items() if key not in free)
-        if run.settings["task"] != ours["task"] or not same or run.settings["train"]["protocol"] != "held_out":
+        ours, theirs = expected.model_dump(mode="json"), run.settings["train"]
+        free = {path.removeprefix("train.") for path in expected.execution} | {"lr", "seed", "protocol"}
+        same = all(theirs.get(key) == value for key, value in ours["train"].items() if key not in free)
+        if run.settings["task"] != ours["task"] or not same or theirs["protocol"] != "held_out":
             return "with settings that are not those of the protocol they name"
         if run.lr not in self.rates or run.seed not in (*self.choose_seeds, *self.score_seeds):
             return "with a rate or a seed that the protocol does not have"

@@ -4,13 +4,13 @@ A run's results are in its own record. Failures are kept here, because they ofte
 may succeed when it is tried again.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rebased.files import locked
+from rebased.runs.folder import check_holds
 from rebased.runs.provenance import describe_code
 from rebased.runs.record import Record
 
@@ -76,11 +76,7 @@ class SweepLog:
 
 def check_folder(folder: Path) -> None:
     """Raise ValueError unless `folder` is new, empty or a sweep's."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; choose a folder (--out)")
-    names = [name for name in os.listdir(folder) if not name.startswith(".")] if folder.exists() else []
-    if names and LOG not in names:
-        raise ValueError(f"{folder} is not empty and not a sweep's (no {LOG}); choose another folder (--out)")
+    check_holds(folder, LOG, "a sweep's")
 
 
 @contextmanager

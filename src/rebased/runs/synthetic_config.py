@@ -14,7 +14,7 @@ from pydantic import (
 
 from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, RunKind, finish_model, register_kind
+from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, finish_model
 from rebased.tasks import AnyTask, TaskData, task_class
 
 Protocol = Literal["paper", "held_out"]
@@ -97,6 +97,7 @@ class SuitePart(Config):
 class SyntheticRunConfig(RunConfig):
     """A run on a synthetic task. Its execution settings are part of its digest."""
 
+    section, metric, has_epochs, verb = "task", "accuracy", True, "train"
     added_later: ClassVar[tuple[str, ...]] = ("suite",)
 
     execution: ClassVar[tuple[str, ...]] = (
@@ -146,18 +147,6 @@ class SyntheticRunConfig(RunConfig):
             )
         return self
 
-
-def longest(task: TaskData) -> int:
-    """The length of the longest sequence in any split."""
-    return max(segment.seq_len for segment in task.train + task.test + task.held_out)
-
-
-class SyntheticKind(RunKind):
-    """Runs on a synthetic task."""
-
-    config_class = SyntheticRunConfig
-    section, metric, has_epochs, verb = "task", "accuracy", True, "train"
-
     def result(self, end: dict[str, Any]) -> float | None:
         return end.get("accuracy")
 
@@ -166,11 +155,13 @@ class SyntheticKind(RunKind):
         epochs = [line for line in lines if line["type"] == "epoch"]
         return reported(epochs, "paper").accuracy if epochs else 0.0
 
-    def share_done(self, config: SyntheticRunConfig, line: dict[str, Any]) -> float:
-        return line["epoch"] / config.train.epochs
+    def share_done(self, line: dict[str, Any]) -> float:
+        return line["epoch"] / self.train.epochs
 
-    def classes(self, config: SyntheticRunConfig) -> dict[str, type]:
-        return {f"task {config.task.name!r}": task_class(config.task.name)}
+    def classes(self) -> dict[str, type]:
+        return {f"task {self.task.name!r}": task_class(self.task.name)}
 
 
-register_kind(SyntheticKind())
+def longest(task: TaskData) -> int:
+    """The length of the longest sequence in any split."""
+    return max(segment.seq_len for segment in task.train + task.test + task.held_out)

@@ -39,9 +39,8 @@ class WeightsAndBiases(Sink):
 
     def start(self, run: RunStart) -> None:
         name, config = self._folder.name, run.config.model_dump(mode="json")
-        run_id = re.sub(
-            r"[^\w-]", "-", f"{name[-100:]}-{run.config.digest()}"
-        )  # same config, other folder: another run
+        # the same config in another folder is another run
+        run_id = re.sub(r"[^\w-]", "-", f"{name[-100:]}-{run.config.digest()}")
         self._run = self._wandb.init(
             project=self._project, name=name, id=run_id, resume="allow", config=config, dir=self._folder
         )

@@ -3,17 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rebased.mixers import can_extend, check_state_size
 from rebased.models import LMConfig, check_model_fits, shape_of
 from rebased.runs.run_config import RunConfig
+from rebased.train.workload import Workload
 from rebased.train.world import World
-
-if TYPE_CHECKING:
-    from rebased.train.workload import Workload
 
 TRAINED = 4  # weights, gradients and AdamW's two moments
 
@@ -25,7 +23,7 @@ class TrainingKind(ABC):
     """
 
     @abstractmethod
-    def workload(self, config: Any, world: World) -> "Workload":
+    def workload(self, config: Any, world: World) -> Workload:
         """The workload of a run."""
 
     def processes(self, config: Any) -> int:
@@ -62,20 +60,12 @@ class TrainingKind(ABC):
         """
 
 
-_KINDS: dict[str, TrainingKind] = {}
-
-
-def register_training(section: str, kind: TrainingKind) -> None:
-    """Make known how runs whose config has this section are trained."""
-    _KINDS[section] = kind
-
-
 def training_of(config: RunConfig) -> TrainingKind:
     """How a run is trained."""
-    import rebased.train.lm.kind
-    import rebased.train.synthetic.kind  # noqa: F401, both register themselves
+    from rebased.train.lm.kind import LMTraining
+    from rebased.train.synthetic.kind import SyntheticTraining
 
-    return _KINDS[config.kind.section]
+    return SyntheticTraining() if config.section == "task" else LMTraining()
 
 
 def check_run_fits(config: RunConfig, device: torch.device, processes: int = 1) -> None:

@@ -7,7 +7,7 @@ kinds of training is a Workload (workload.py).
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,6 @@ from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
 from rebased.runs.run_config import RunConfig
 from rebased.train.checkpoint import (
-    Pointer,
     collect_state,
     delete_others,
     find_checkpoint,
@@ -141,31 +140,27 @@ class Run:
 
     def restore(self) -> None:
         """Load the last checkpoint, if there is one, and begin or continue the record from there."""
-        pointer = find_checkpoint(self.folder, self.world, digest=self.digest)
-        record: dict[str, Any] = pointer.record if pointer else {"bytes": 0, "sha256": None}
+        workload, world = self.workload, self.world
+        pointer = find_checkpoint(self.folder, world, digest=self.digest)
         if pointer is not None:
-            self.load(pointer)
-            if self.world.is_rank_zero:
-                delete_others(self.folder, pointer.name)
+            path, step = self.folder / pointer.name, pointer.step
+            world.together(lambda: restore_state(path, step, workload.model, workload.optimiser, world))
+            workload.progress, self.saved = Progress(**pointer.progress), step
 
         def continue_record() -> None:
-            if not self.world.is_rank_zero:
-                return
-            if pointer is None and self.workload.must_have_saved(self.record.lines):
+            if pointer is not None:
+                delete_others(self.folder, pointer.name)
+                self.record.rewind(pointer.record["bytes"], pointer.record["sha256"])
+            elif workload.must_have_saved(self.record.lines):
                 raise ValueError(f"{self.folder} has lost its checkpoint.json; restore it, or start in another folder")
-            self.record.rewind(record["bytes"], record["sha256"])
+            else:
+                self.record.rewind(0)
             self.begin_record()
 
-        self.world.together(continue_record)
-        for line in self.world.gather(self.record.lines)[0]:
+        world.on_rank_zero(continue_record)
+        for line in world.gather(self.record.lines)[0]:
             if line["type"] == OUT_OF_MEMORY:
-                self.workload.set_micro_batch(line["micro_batch"])
-
-    def load(self, pointer: Pointer) -> None:
-        """Load a checkpoint."""
-        path, workload, world = self.folder / pointer.name, self.workload, self.world
-        world.together(lambda: restore_state(path, pointer.step, workload.model, workload.optimiser, world))
-        workload.progress, self.saved = Progress(**pointer.progress), pointer.step
+                workload.set_micro_batch(line["micro_batch"])
 
     def begin_record(self) -> None:
         """Write the first line of the record, or, where code, machine or execution settings have changed, a line of
@@ -190,17 +185,9 @@ class Run:
     def announce(self) -> None:
         """Tell the sinks that training begins."""
         workload = self.workload
-        start = RunStart(
-            workload.config,
-            workload.parameters,
-            str(self.world.device),
-            self.world.size,
-            step=workload.progress.step,
-            steps=workload.steps,
-            lines=list(self.record.lines),
-        )
+        where, step, lines = (str(self.world.device), self.world.size), workload.progress.step, list(self.record.lines)
         for sink in self.sinks:
-            sink.start(start)
+            sink.start(RunStart(workload.config, workload.parameters, *where, step, workload.steps, lines))
 
     def train(self) -> bool:
         """Train to the end. False: the run was asked to stop, and has been saved."""
@@ -261,12 +248,12 @@ class Run:
         """Write the last line of a run that diverged; the error to raise."""
         good = read_pointer(self.folder)
         kept = f"the checkpoint of step {good.step} is kept" if good else "nothing was saved yet"
-        lower = f"--train.lr {self.workload.config.train.lr / 3:.1g}"
         reason = f"{error.what} at step {error.step}, where lr was {error.lr:.3g}; {kept}. "
         if error.step == 1 and error.what.startswith("the loss became"):
             reason += "No weight had changed yet, so the rate is not the cause: look at the mixers (rebased check)"
         else:
-            reason += f"Try a lower rate, such as {lower}{self.workload.remedy}"
+            lower = self.workload.config.train.lr / 3
+            reason += f"Try a lower rate, such as --train.lr {lower:.1g}{self.workload.remedy}"
         self.output.line({"type": "end", "status": "diverged", "reason": reason, "step": error.step})
         return Diverged(reason)
 
@@ -282,12 +269,5 @@ class Run:
 def _shared_folder(folder: Path, config: RunConfig, resume: bool, world: World) -> Iterator[str]:
     """As run_folder; the process of rank 0 takes the folder for all."""
     taken = run_folder(folder, config, resume=resume)
-    if not world.is_rank_zero:
-        world.together(lambda: None)
-        yield config.digest()
-        return
-    digest = world.together(taken.__enter__)
-    try:
-        yield digest
-    finally:
-        taken.__exit__(None, None, None)
+    with ExitStack() as stack:
+        yield world.together(lambda: stack.enter_context(taken) if world.is_rank_zero else config.digest())

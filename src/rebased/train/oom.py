@@ -16,12 +16,6 @@ def half(rows: int) -> int:
     return rows // 2
 
 
-def forget_unused(device: torch.device) -> None:
-    """Release the GPU memory that torch caches. The cached blocks may be too small for what is allocated next."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def update(optimiser: Optimizer) -> None:
     """Take a step of the optimiser. Raises ValueError if memory runs out.
 

@@ -20,7 +20,7 @@ from rebased.models import LanguageModel
 from rebased.runs.record import Record
 from rebased.runs.run_config import RunConfig
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
-from rebased.train.oom import OUT_OF_MEMORY, forget_unused, half
+from rebased.train.oom import OUT_OF_MEMORY, half
 from rebased.train.sinks import Sink, StepReport
 from rebased.train.world import World
 
@@ -192,5 +192,5 @@ class Workload(ABC):
                     "processes cannot change that under way: give a smaller --train.micro_batch and --resume"
                 )
             self.set_micro_batch(half(self.micro_batch or rows))
-            forget_unused(self.world.device)
+            torch.cuda.empty_cache()  # cached blocks may be too small for what is allocated next
             self.output.line({"type": OUT_OF_MEMORY, "step": self.progress.step, "micro_batch": self.micro_batch})

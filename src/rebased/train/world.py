@@ -82,6 +82,10 @@ class World:
             return answer  # type: ignore[return-value]
         raise errors[first] if first == self.rank else ReportedElsewhere(str(errors[first]))
 
+    def on_rank_zero(self, function: Callable[[], None]) -> None:
+        """Call `function` in the process of rank 0. If it fails there, it fails in all, as in `together`."""
+        self.together(function if self.is_rank_zero else lambda: None)
+
 
 def started_processes() -> int:
     """The number of processes that torchrun has started; 1 without torchrun."""

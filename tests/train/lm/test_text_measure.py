@@ -10,6 +10,7 @@ from rebased.analysis.perplexity import summarise
 from rebased.analysis.text_scores import ALL, TextScores
 from rebased.data import Corpus
 from rebased.evaluate.text import evaluate_text
+from rebased.files import without_nan
 from rebased.models import LanguageModel, LMConfig
 from rebased.train.lm.measure import by_distance, measure
 from rebased.train.world import World
@@ -50,7 +51,7 @@ def test_classes_without_tokens_are_left_out_and_numbers_are_finite() -> None:
     distances = torch.tensor([[0, 1, 1, 4, 8]])
     losses = torch.tensor([[9.0, 1.0, 2.0, 710.0, torch.nan]])
     scores = TextScores.of(losses, distances, torch.ones_like(losses, dtype=torch.bool))
-    near, far, farthest = by_distance(scores)
+    near, far, farthest = without_nan(by_distance(scores))
     assert near == {"nearest": 1, "farthest": 1, "tokens": 2, "loss": 1.5, "perplexity": math.exp(1.5)}
     assert far == {"nearest": 4, "farthest": 7, "tokens": 1, "loss": 710.0, "perplexity": None}
     assert farthest == {"nearest": 8, "farthest": 15, "tokens": 1, "loss": None, "perplexity": None}

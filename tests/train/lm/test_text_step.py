@@ -12,8 +12,9 @@ from rebased.config import merge
 from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel, LMConfig, preset
 from rebased.runs.lm_config import LMTrainConfig
+from rebased.runs.schedule import step_lr
 from rebased.train.lm.flops import flops_per_token, peak_flops
-from rebased.train.lm.step import LMStep, TokenLoss, lr_of
+from rebased.train.lm.step import LMStep, TokenLoss
 from rebased.train.optimiser import parameter_groups
 from rebased.train.world import World
 from tiny_lm_run import TINY
@@ -133,12 +134,12 @@ def test_a_model_compiles_as_one_graph_and_blocks_of_one_kind_share_theirs(name:
 
 def test_the_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
     config = LMTrainConfig(steps=110, warmup_steps=10, lr=2.0, final_lr=0.25)
-    rates = [lr_of(config, step) for step in range(110)]
+    rates = [step_lr(config, step) for step in range(110)]
     assert rates[:10] == pytest.approx([0.2 * i for i in range(1, 11)])
     assert rates[60] == pytest.approx(2.0 * (0.25 + 0.75 / 2))  # half way
     assert rates[109] == pytest.approx(0.5 + 1.5 * (1 + math.cos(math.pi * 0.99)) / 2)
     assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert lr_of(LMTrainConfig(steps=4, warmup_steps=0, lr=1.0), 0) == 1.0
+    assert step_lr(LMTrainConfig(steps=4, warmup_steps=0, lr=1.0), 0) == 1.0
 
 
 def test_what_decays() -> None:

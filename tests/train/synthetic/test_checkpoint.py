@@ -73,7 +73,7 @@ def test_flipped_bit(folder: Path) -> None:
 
 def test_truncated(folder: Path) -> None:
     os.truncate(folder / "checkpoint-10.pt", 1000)
-    resume_fails(folder, r"checkpoint-10\.pt is damaged: it has 1000 bytes")
+    resume_fails(folder, r"checkpoint-10\.pt is damaged: its checksum")
 
 
 def test_missing(folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_lost_pointer_is_not_a_reason_to_start_over(tmp_path: Path) -> None:
 
 def test_record_shorter_than_its_checkpoint(folder: Path) -> None:
     (folder / "record.jsonl").write_text("")
-    resume_fails(folder, r"record\.jsonl is damaged: it holds 0 bytes")
+    resume_fails(folder, r"record\.jsonl is damaged: its first \d+ bytes")
 
 
 def test_damaged_record_line(folder: Path) -> None:

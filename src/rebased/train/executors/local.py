@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,9 +27,9 @@ from rebased.train.executors.jobs import (
     Stopping,
     noop,
 )
-from rebased.train.executors.worker import limit_threads, work
+from rebased.train.executors.worker import answer, work
 from rebased.train.interrupt import stop_request
-from rebased.train.sinks import RunStart, Sink, StepReport
+from rebased.train.sinks import Sink
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess  # Windows has none
@@ -56,7 +57,7 @@ class LocalExecutor(Executor):
         process, connection = self._process(0, _answer, self.prepare, function, arguments)
         try:
             wait([connection, process.sentinel])
-            answer = _receive(connection, process)
+            result = _receive(connection, process)
         except WorkerEnded:
             process.join()
             raise ValueError(
@@ -66,9 +67,9 @@ class LocalExecutor(Executor):
             process.terminate()
             raise
         process.join()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def run(
         self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop, queue: Queue | None = None
@@ -93,7 +94,9 @@ class LocalExecutor(Executor):
                 if lost[index] < MAX_LOSSES:
                     lost_jobs.append(index)
                 else:
-                    finish(index, _died(jobs[index], exit_code))
+                    died = f"the process that trained {jobs[index].folder} ended {MAX_LOSSES} times, the last time with"
+                    hint = "-9 often means too little memory; fewer runs at once need less"
+                    finish(index, Failed(f"{died} exit code {exit_code} ({hint})"))
 
         with stop_request() as stop:
             try:
@@ -107,12 +110,13 @@ class LocalExecutor(Executor):
                         if index is None:
                             break
                         slot = min(set(range(self.workers)) - {other.slot for other in running.values()})
+                        arguments = self.prepare, jobs[index].config.model_dump(), jobs[index].folder
                         try:
-                            started = self._start(jobs[index], index, slot)
+                            process, pipe = self._process(slot, _work, *arguments)
                         except WorkerEnded:
                             lose(index, None)
                             continue
-                        running[started.connection] = started
+                        running[pipe] = _Running(index, slot, process)
                     if not running:
                         break
                     if stop.asked and _ask_to_stop(running):
@@ -143,10 +147,6 @@ class LocalExecutor(Executor):
 
     def close(self) -> None:
         """Does nothing: every process ends with its run."""
-
-    def _start(self, job: Job, index: int, slot: int) -> "_Running":
-        process, connection = self._process(slot, _work, self.prepare, job.config.model_dump(), job.folder)
-        return _Running(index, slot, process, connection)
 
     def _process(
         self, slot: int, function: Callable[..., None], *arguments: Any
@@ -191,12 +191,14 @@ def visible_gpu(index: int) -> str:
     return listed.split(",")[index] if listed else str(index)
 
 
+@dataclass
 class _Running:
-    """A process that trains a run, and the pipe through which it sends events."""
+    """A process that trains a run."""
 
-    def __init__(self, index: int, slot: int, process: "ForkServerProcess", connection: Connection) -> None:
-        self.index, self.slot, self.process, self.connection = index, slot, process, connection
-        self.asked = False  # to stop; a run that is asked twice ends without saving
+    index: int
+    slot: int
+    process: "ForkServerProcess"
+    asked: bool = False  # to stop; a run that is asked twice ends without saving
 
 
 def _ask_to_stop(running: dict[Connection, _Running]) -> bool:
@@ -242,33 +244,12 @@ def _receive(connection: Connection, process: "ForkServerProcess") -> Any:
         raise WorkerEnded from error
 
 
-def _died(job: Job, exit_code: int | None) -> Failed:
-    return Failed(
-        f"the process that trained {job.folder} ended {MAX_LOSSES} times, the last time with exit code {exit_code} "
-        "(-9 often means too little memory; fewer runs at once need less)"
-    )
-
-
 class _Relay(Sink):
     """Sends every event to the process at the other end of a pipe."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def start(self, run: RunStart) -> None:
-        self._connection.send(("start", run))
-
-    def step(self, report: StepReport) -> None:
-        self._connection.send(("step", report))
-
-    def line(self, line: dict[str, Any]) -> None:
-        self._connection.send(("line", line))
-
-    def saved(self, step: int) -> None:
-        self._connection.send(("saved", step))
-
-    def end(self, line: dict[str, Any]) -> None:
-        self._connection.send(("end", line))
+        for event in ("start", "step", "line", "saved", "end"):
+            setattr(self, event, lambda content, event=event: connection.send((event, content)))
 
 
 def _begin(gpu: int | None, function: Callable[..., None], *arguments: Any) -> None:
@@ -286,13 +267,11 @@ def _work(prepare: Prepare, config: dict[str, Any], folder: Path, connection: Co
 
 def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...], connection: Connection) -> None:
     Thread(target=_watch_caller, daemon=True).start()
-    limit_threads()
     try:
-        prepare()
-        answer = function(*arguments)
+        result = answer(prepare, function, arguments)
     except Exception as error:
-        answer = error
-    connection.send(answer)
+        result = error
+    connection.send(result)
 
 
 def _watch_caller() -> None:

@@ -26,7 +26,7 @@ from rebased.train.executors.jobs import (
     Stopping,
     noop,
 )
-from rebased.train.executors.worker import limit_threads, one_line, work
+from rebased.train.executors.worker import answer, one_line, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import Sink
 
@@ -71,7 +71,7 @@ class RayExecutor(Executor):
         return f"{self.workers} at a time on a Ray cluster of {plural(self.nodes, 'node')}, {on}"
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        remote = self._ray.remote(**self._options)(_answer)
+        remote = self._ray.remote(**self._options)(answer)
         return self._ray.get(remote.remote(self.prepare, function, arguments))
 
     def run(
@@ -170,9 +170,3 @@ class _Followed:
         """The last line that tells how far the run is; None if there is none yet."""
         lines = [line for line in lines_so_far(self.folder) if line["type"] in ("epoch", "step", "eval", "end")]
         return lines[-1] if lines else None
-
-
-def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    limit_threads()
-    prepare()
-    return function(*arguments)

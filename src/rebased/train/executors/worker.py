@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,13 @@ def limit_threads() -> None:
     """
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # on ARM oneDNN is up to 60 times slower for small batched products
+
+
+def answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """The return value of `function(*arguments)`, in one thread."""
+    limit_threads()
+    prepare()
+    return function(*arguments)
 
 
 def work(prepare: Prepare, config: dict[str, Any], folder: Path, sinks: Sequence[Sink] = ()) -> Outcome:

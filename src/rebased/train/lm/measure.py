@@ -1,14 +1,14 @@
 """The loss on other text during training; in the end the perplexity on all, AR and non-AR tokens, and by distance."""
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores, distances_of, perplexity
 from rebased.data import Windows, spread_rows
 from rebased.evaluate.text import evaluate_text
+from rebased.files import without_nan
 from rebased.models import IGNORE, LanguageModel
 from rebased.train.lm.step import LMStep, to_device
 from rebased.train.world import World
@@ -38,13 +38,14 @@ def measure(
     if len(rows):
         local = evaluate_text(model, windows, rows=rows, batch_size=batch_size, dtype=dtype, on_progress=on_progress)
     scores = TextScores.join([part for part in world.gather(local) if part is not None])
-    return {
+    found: dict[str, Any] = {
         "tokens": scores.tokens(),
         **({"windows": "spread"} if len(chosen) < len(windows) else {}),
-        "ar_share": finite(scores.ar_share),
+        "ar_share": scores.ar_share,
         **{name: mean_loss(scores, columns) for name, columns in (("all", ALL), ("ar", AR), ("non_ar", NON_AR))},
         "by_distance": by_distance(scores),
     }
+    return without_nan(found)
 
 
 def by_distance(scores: TextScores) -> list[dict[str, Any]]:
@@ -54,32 +55,20 @@ def by_distance(scores: TextScores) -> list[dict[str, Any]]:
     for column in range(1, scores.counts.shape[1]):
         (nearest, farthest), columns = distances_of(column), slice(column, column + 1)
         if tokens := scores.tokens(columns):
-            numbers = mean_loss(scores, columns)
-            classes.append({"nearest": nearest, "farthest": farthest, "tokens": tokens, **numbers})
+            classes.append({"nearest": nearest, "farthest": farthest, "tokens": tokens} | mean_loss(scores, columns))
     return classes
 
 
-def mean_loss(scores: TextScores, columns: slice) -> dict[str, float | None]:
+def mean_loss(scores: TextScores, columns: slice) -> dict[str, float]:
     """{"loss", "perplexity"} of the tokens in these columns."""
     nats = scores.mean(columns)
-    return {"loss": finite(nats), "perplexity": finite(perplexity(nats))}
-
-
-def finite(number: float) -> float | None:
-    """The number, or None if it is infinite or NaN, which JSON has no value for."""
-    return number if math.isfinite(number) else None
-
-
-class Validation(NamedTuple):
-    """The result of an evaluation during training."""
-
-    loss: float  # mean, in nats per token
-    tokens: int  # labelled tokens
+    return {"loss": nats, "perplexity": perplexity(nats)}
 
 
 @torch.no_grad()
-def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: int) -> Validation:
-    """The mean loss over the windows `rows`, which are divided among the processes; the same in every process.
+def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: int) -> tuple[float, int]:
+    """(mean loss in nats per token, labelled tokens) of the windows `rows`, which are divided among the processes; the
+    same in every process.
 
     Sums over batches are taken in fp64, always in the same order. The model is left in the mode it was in (train or
     eval). Compiled models run uncompiled here: to compile the forward pass would take longer than most evaluations.
@@ -102,4 +91,4 @@ def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: in
     loss.train(training)
     nats = torch.stack(sums).double().sum()
     total, count = world.total(torch.stack([nats, torch.full_like(nats, labels)])).tolist()
-    return Validation(total / count, int(count))
+    return total / count, int(count)

@@ -36,11 +36,6 @@ class TokenLoss(nn.Module):
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.embedding.weight, labels.flatten())
 
 
-def lr_of(config: LMTrainConfig, step: int) -> float:
-    """The learning rate of a step counted from 0."""
-    return step_lr(config.lr, step, steps=config.steps, warmup_steps=config.warmup_steps, final_lr=config.final_lr)
-
-
 class LMStep:
     """Trains a language model: the model as its processes hold it, and its optimiser."""
 
@@ -89,7 +84,7 @@ class LMStep:
         """
         labels = sum(int((part.labels != IGNORE).sum()) for part in parts)  # still on the CPU
         weight = self._weight(labels)
-        set_lr(self.optimiser, lr_of(self.config, step))
+        set_lr(self.optimiser, step_lr(self.config, step))
         self.loss.train()
         if self.graphs is None or any(part.cu_seqlens is not None for part in parts):  # a graph needs fixed shapes
             nats, norm = self._compute(parts, weight)

@@ -4,24 +4,24 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from rebased.analysis.text_scores import perplexity
-from rebased.data import TextBatch, window_rows
+from rebased.data import TextBatch, Windows, window_rows
 from rebased.evaluate.norms import norm_statistics
 from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import save_model
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_machine
+from rebased.runs.schedule import step_lr
 from rebased.tasks.draws import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.lm.flops import flops_per_token, peak_flops
 from rebased.train.lm.measure import measure, validate
-from rebased.train.lm.step import LMStep, lr_of
+from rebased.train.lm.step import LMStep
 from rebased.train.sinks import StepReport
 from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
 from rebased.train.world import World
@@ -36,14 +36,18 @@ class LMWorkload(Workload):
 
     def __init__(self, config: LMRunConfig, world: World) -> None:
         super().__init__(config, world)
+        self.batch_share = config.train.batch_size // world.size  # sequences of a step that this process reads
         self.corpus = world.together(lambda: open_corpus(config, verify=world.is_rank_zero))
         self.corpus_facts = describe_corpus(self.corpus)
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
         self.parameters = self.model.num_parameters()  # before it is sharded
-        data = config.data
-        self.train_windows = self.corpus.windows("train", data.seq_len, isolate_documents=data.isolate_documents)
-        self.valid_windows = self.corpus.windows("valid", data.seq_len, isolate_documents=data.isolate_documents)
+        self.train_windows, self.valid_windows = self.windows("train"), self.windows("valid")
+
+    def windows(self, split: str) -> Windows:
+        """A split of the corpus, cut into windows."""
+        data = self.config.data
+        return self.corpus.windows(split, data.seq_len, isolate_documents=data.isolate_documents)
 
     @property
     def steps(self) -> int:
@@ -81,11 +85,6 @@ class LMWorkload(Workload):
         self.sharded.forget_graphs()
 
     @property
-    def batch_share(self) -> int:
-        """Sequences of a step that this process reads."""
-        return self.config.train.batch_size // self.world.size
-
-    @property
     def rows_at_once(self) -> int:
         """Sequences that this process computes at once."""
         return self.micro_batch or self.batch_share
@@ -108,9 +107,9 @@ class LMWorkload(Workload):
     def batch(self, step: int) -> list[TextBatch]:
         """This process's share of a step's windows, in micro batches. Which windows a step has is a function of the
         seed and the step, so a checkpoint need not hold it."""
-        config, (index, shares) = self.config.train, (self.world.rank, self.world.size)
+        config = self.config.train
         rows = window_rows(len(self.train_windows), config.batch_size, mix_seed(config.seed, ORDER), step)
-        rows = rows.chunk(shares)[index]
+        rows = rows.chunk(self.world.size)[self.world.rank]
         return [self.train_windows.batch(some) for some in rows.split(self.rows_at_once)]
 
     def report(self) -> None:
@@ -131,7 +130,7 @@ class LMWorkload(Workload):
         return self.progress.step > 0 and self.is_time(self.config.train.checkpoint_every)
 
     def lr_of(self, step: int) -> float:
-        return lr_of(self.config.train, step - 1)
+        return step_lr(self.config.train, step - 1)
 
     def check_finite(self, step: int, seen: SeenLoss) -> None:
         super().check_finite(step, seen)
@@ -175,19 +174,18 @@ class LMWorkload(Workload):
             raise NotFinite(f"the loss on the valid split became {loss:.3g}", step, self.lr_of(step))
         norms = norm_statistics(self.model)
         seconds = self.losses.restart_clock()
-        about = {"loss": loss, "perplexity": perplexity(loss), "valid_tokens": tokens, "seconds": seconds}
-        self.output.line({"type": "eval", "step": step, **about, **({"norms": norms} if norms else {})})
+        line = {"type": "eval", "step": step, "loss": loss, "perplexity": perplexity(loss), "valid_tokens": tokens}
+        self.output.line(line | {"seconds": seconds} | ({"norms": norms} if norms else {}))
 
     def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
         """Measure the trained model as the paper's Table 2 does, and write it."""
         model = gather_model(self.model, self.config.model, self.world)
-        config, data = self.config.train, self.config.data
-        scores: dict[str, Any] = {}
-        for split in ("valid", "test"):
-            if split in self.corpus.splits:
-                windows = self.corpus.windows(split, data.seq_len, isolate_documents=data.isolate_documents)
-                common = (config.final_windows, self.rows_at_once, self.sharded.precision, self.world)
-                scores[split] = measure(model, windows, *common, partial(measuring, split))
+        settings = (self.config.train.final_windows, self.rows_at_once, self.sharded.precision, self.world)
+        scores: dict[str, Any] = {
+            split: measure(model, self.windows(split), *settings, partial(measuring, split))
+            for split in ("valid", "test")
+            if split in self.corpus.splits
+        }
         if self.world.is_rank_zero:
             save_model(model, folder)
         return scores
@@ -196,9 +194,9 @@ class LMWorkload(Workload):
         """The perplexity of the trained model where it was measured, else that of the last evaluation."""
         record = self.output.record
         if record.end and "valid" in record.end:
-            return {"perplexity": cast(float | None, record.end["valid"]["all"]["perplexity"])}
-        lines = [line for line in record.lines if line["type"] == "eval"]
-        return {"perplexity": lines[-1]["perplexity"] if lines else None}
+            return {"perplexity": record.end["valid"]["all"]["perplexity"]}
+        measured = [line["perplexity"] for line in record.lines if line["type"] == "eval"]
+        return {"perplexity": measured[-1] if measured else None}
 
 
 @torch.no_grad()
@@ -206,10 +204,7 @@ def gather_model(model: LanguageModel, config: LMConfig, world: World) -> Langua
     """A copy of the model with all its weights on this process's device, in eval mode. All processes must call this."""
     with torch.random.fork_rng(devices=[]):  # the initial weights drawn here must not advance the run's random numbers
         copy = LanguageModel(config).to(world.device)
-    for target, source in zip(_tensors(copy), _tensors(model), strict=True):
+    targets, sources = ([*each.parameters(), *each.buffers()] for each in (copy, model))
+    for target, source in zip(targets, sources, strict=True):
         target.copy_(source.full_tensor() if hasattr(source, "full_tensor") else source)
     return copy.eval()
-
-
-def _tensors(model: LanguageModel) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]

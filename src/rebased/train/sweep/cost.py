@@ -4,10 +4,10 @@ The seconds per multiply-add come from records, of this folder and of known runs
 or CPU as this machine's. Without such records a few steps of each model are timed, in a worker of the executor.
 """
 
-import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import cache
 from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -60,14 +60,18 @@ def estimate(
     Runs with the same mixers have the same rate. `share(run)` is the probability that a run will be trained at all: it
     weighs the run's time in the total.
     """
-    rates = _Rates(all_runs, executor)
     seconds = dict.fromkeys([run.digest for run in runs], _Rate(0.0, 0.0, 0.0))
     work: dict[str, float] = {}
+    sources: Counter[str] = Counter()  # models by where their rates come from
     untimed: dict[str, list[str]] = {}  # models by the reason why they have no rate
+    processor = cache(lambda device: executor.call(processor_of, device))  # by `train.device`; takes seconds on a GPU
     for pattern in dict.fromkeys(map(_pattern, runs)):
         group = [run for run in runs if _pattern(run) == pattern]
+        records = [run for run in all_runs if _pattern(run) == pattern and run.lines]
         try:
-            rate = rates.of(group)
+            recorded = _recorded_rate(records, processor(group[0].config.train.device)) if records else None
+            rate = recorded or _timed_rate(group, executor)
+            sources["recorded" if recorded else "timed"] += 1
             for run in group:
                 kind = training_of(run.config)
                 left = max(0.0, kind.run_work(run.config) - kind.recorded_work(run.config, run.lines)[0])
@@ -76,7 +80,7 @@ def estimate(
             untimed.setdefault(one_line(str(error)), []).append(group[0].model)
     wanted = [run for run in runs if share(run) > 0]
     timed = any(run.digest in work for run in wanted)
-    basis = [rates.describe()] if timed else []
+    basis = [_basis(sources, all_runs)] if timed else []
     for why, models in untimed.items():
         left_out = f" and {'is' if len(models) == 1 else 'are'} left out" if timed else ""
         basis.append(f"{', '.join(models)} could not be timed{left_out} ({why})")
@@ -91,53 +95,40 @@ def estimate(
     return Estimate(typical, total if timed or not wanted else None, "; ".join(basis), work, least, most)
 
 
-class _Rates:
-    """Seconds per multiply-add: from records if there are any, else timed."""
+def _recorded_rate(records: Sequence[PlannedRun], processor: str) -> _Rate | None:
+    """The mean rate of records from this model of GPU or CPU, weighted by work; None if there are none."""
+    measured = []
+    for run in records:
+        machines = [line["machine"] for line in run.lines if line["type"] in ("run", "resume")]
+        if all(processor_name(machine) == processor for machine in machines):
+            measured.append(training_of(run.config).recorded_work(run.config, run.lines))
+    rates = [seconds / work for work, seconds in measured if work]
+    if not rates:
+        return None
+    return _Rate(min(rates), sum(each[1] for each in measured) / sum(each[0] for each in measured), max(rates))
 
-    def __init__(self, all_runs: Sequence[PlannedRun], executor: Executor) -> None:
-        self._all_runs, self._executor = all_runs, executor
-        self._processors: dict[str, str] = {}  # by `train.device`; a call takes seconds on a GPU
-        self._recorded = self._timed = 0  # models
 
-    def of(self, runs: Sequence[PlannedRun]) -> _Rate:
-        """The rate of runs with the same mixers."""
-        records = [run for run in self._all_runs if _pattern(run) == _pattern(runs[0]) and run.lines]
-        if (rate := self._from_records(records, runs[0].config.train.device)) is not None:
-            self._recorded += 1
-            return rate
-        ordered = sorted((run.config for run in runs), key=lambda config: training_of(config).run_work(config))
-        times = self._executor.call(time_steps, ordered[len(ordered) // 2].model_dump())
-        self._timed += 1
-        at_once = max(1.0, self._executor.workers / (self._executor.gpus or self._executor.workers))
-        return _Rate(*(at_once * each for each in (min(times), median(times), max(times))))
+def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> _Rate:
+    """The rate at which a few steps of a run of middling size are trained, beside others on the same GPU."""
+    ordered = sorted((run.config for run in runs), key=lambda config: training_of(config).run_work(config))
+    times = executor.call(time_steps, ordered[len(ordered) // 2].model_dump())
+    at_once = max(1.0, executor.workers / (executor.gpus or executor.workers))
+    return _Rate(*(at_once * each for each in (min(times), median(times), max(times))))
 
-    def _from_records(self, records: Sequence[PlannedRun], device: str) -> _Rate | None:
-        """The mean rate of records from the same model of GPU or CPU, weighted by work; None if there are none."""
-        if records and device not in self._processors:
-            self._processors[device] = self._executor.call(processor_of, device)
-        measured = []
-        for run in records:
-            machines = [line["machine"] for line in run.lines if line["type"] in ("run", "resume")]
-            if all(processor_name(machine) == self._processors[device] for machine in machines):
-                measured.append(training_of(run.config).recorded_work(run.config, run.lines))
-        rates = [seconds / work for work, seconds in measured if work]
-        if not rates:
-            return None
-        return _Rate(min(rates), sum(each[1] for each in measured) / sum(each[0] for each in measured), max(rates))
 
-    def describe(self) -> str:
-        """Where the rates come from, in words."""
-        sources = []
-        if self._timed:
-            models = plural(self._timed, "model") if self._recorded else "each model"
-            sources.append(f"{STEPS} steps of {models}, timed just now")
-        if self._recorded:
-            known = " and of known runs" if any(run.known for run in self._all_runs) else ""
-            sources.append(f"the records of this folder{known}")
-        return (
-            f"from {' and '.join(sources)}: the range is that of the measured times; longer if other "
-            "programs run here, less where runs stop early"
-        )
+def _basis(sources: Counter[str], all_runs: Sequence[PlannedRun]) -> str:
+    """Where the rates come from, in words."""
+    said = []
+    if sources["timed"]:
+        models = plural(sources["timed"], "model") if sources["recorded"] else "each model"
+        said.append(f"{STEPS} steps of {models}, timed just now")
+    if sources["recorded"]:
+        known = " and of known runs" if any(run.known for run in all_runs) else ""
+        said.append(f"the records of this folder{known}")
+    return (
+        f"from {' and '.join(said)}: the range is that of the measured times; longer if other "
+        "programs run here, less where runs stop early"
+    )
 
 
 def _pattern(run: PlannedRun) -> tuple[str, ...]:
@@ -153,12 +144,9 @@ def processor_of(device: str) -> str:
 def time_steps(tree: dict[str, Any]) -> list[float]:
     """Train a shortened run, whose config is given as plain data. Returns seconds per multiply-add, measured often."""
     short = short_run(parse_run(tree))
-    folder = Path(tempfile.mkdtemp(prefix="rebased-timing-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="rebased-timing-") as folder:
         train(short, folder)
         lines = read_record(folder)
-    finally:
-        shutil.rmtree(folder)
     seconds = [line["seconds"] for line in lines if line["type"] in ("epoch", "step")]
     return [each / (STEPS * training_of(short).step_work(short)) for each in seconds[1:]]
 

@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError
 
 from rebased.config import Config, did_you_mean, merge, mistakes_by_source, nest, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, check_model_fits, shape_of
-from rebased.runs.configs import parse_run, run_kind
-from rebased.runs.run_config import KINDS, RunConfig
+from rebased.runs.configs import KINDS, parse_run, run_kind
+from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import flatten
 from rebased.runs.shipped import find_config
 
@@ -200,7 +200,7 @@ def check_model(model: LMConfig) -> None:
 
 def entries(place: str, name: str, axis: Any) -> Iterator[dict[str, Any]]:
     """The entries of an axis, each a mapping from settings to values. `place` says where it is given, for errors."""
-    if axis in ([], {}, None):
+    if axis in ([], {}, None) or (isinstance(axis, dict) and all(values == [] for values in axis.values())):
         raise ValueError(f"{place} is empty; give it at least one value, or remove it")
     if "." in name:
         if not isinstance(axis, list):
@@ -212,8 +212,6 @@ def entries(place: str, name: str, axis: Any) -> Iterator[dict[str, Any]]:
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} has {n}" for key, n in lengths.items())
             raise ValueError(f"{place}: its lists are used together, so they must be equally long: {counts}")
-        if not next(iter(lengths.values())):
-            raise ValueError(f"{place} is empty; give it at least one value, or remove it")
         axis = [dict(zip(axis, values, strict=True)) for values in zip(*axis.values(), strict=True)]
     for entry in axis if isinstance(axis, list) else [axis]:
         if not isinstance(entry, dict) or not isinstance(axis, list):

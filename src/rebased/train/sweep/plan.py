@@ -75,14 +75,15 @@ def make_plan(
 
     `failures` are the errors that the sweep has logged, `known` the runs that ended elsewhere, both by digest.
     """
+    known = known or {}
     configs = {point.config.digest(): point.config for point in points}
     settings = [config.model_dump(mode="json") for config in configs.values()]
     tasks = task_names(settings)
     runs = []
     for (digest, config), task, model in zip(configs.items(), tasks, model_names(settings, tasks), strict=True):
         standing = status_of(folder / digest, failures.get(digest))
-        elsewhere = known is not None and digest in known and standing.status not in ENDED
-        if known is not None and elsewhere:
+        elsewhere = digest in known and standing.status not in ENDED
+        if elsewhere:
             standing = standing_of(known[digest].lines)
         runs.append(PlannedRun(config, folder / digest, task, str(model), *standing, known=elsewhere))
     return Plan(folder, tuple(runs), len(points) - len(configs))

@@ -132,7 +132,7 @@ class SweepQueue(Queue):
         for roles in (("first", "chosen"), ("other",) if self._takes_others else ()):
             for index in self._waiting:
                 run = self.runs[index]
-                if self._role(run) in roles and self._fits(run):
+                if self._role(run) in roles and (self.budget is None or self.budget.fits(run)):
                     self._waiting.remove(index)
                     if self.budget:
                         self.budget.began(run)
@@ -145,22 +145,19 @@ class SweepQueue(Queue):
     def ended(self, run: PlannedRun, status: Status, lines: Sequence[dict[str, Any]]) -> None:
         """Note how a run has ended, with the lines of its record."""
         if self.stages:
-            self.stages.ended(run.digest, None if status == "failed" else run.config.kind.score(lines))
+            self.stages.ended(run.digest, None if status == "failed" else run.config.score(lines))
         if self.budget and status != "failed":
             self.budget.ended(run, lines)
 
     @property
     def left_out(self) -> list[PlannedRun]:
         """Runs that are never trained, because another value was chosen."""
-        if self._takes_others:
-            return []
-        return [run for index in self._waiting if self._role(run := self.runs[index]) == "other"]
+        return [run for index in self._waiting if self._is_left_out(run := self.runs[index])]
 
     @property
     def not_begun(self) -> list[PlannedRun]:
         """Runs that have not been started, although nothing but time is in their way, or a choice that time delays."""
-        left_out = {run.digest for run in self.left_out}
-        return [run for index in self._waiting if (run := self.runs[index]).digest not in left_out]
+        return [run for index in self._waiting if not self._is_left_out(run := self.runs[index])]
 
     @property
     def is_stuck(self) -> bool:
@@ -175,8 +172,8 @@ class SweepQueue(Queue):
     def _role(self, run: PlannedRun) -> str:
         return self.stages.role(run) if self.stages else "chosen"
 
-    def _fits(self, run: PlannedRun) -> bool:
-        return self.budget is None or self.budget.fits(run)
+    def _is_left_out(self, run: PlannedRun) -> bool:
+        return not self._takes_others and self._role(run) == "other"
 
 
 class Watcher(Protocol):

@@ -31,7 +31,7 @@ class Stages:
             cell.runs[run.digest] = value, seed
         for run in runs:
             if run.status in ENDED:
-                self.ended(run.digest, run.config.kind.score(run.lines))
+                self.ended(run.digest, run.config.score(run.lines))
             elif run.status == "failed":
                 self.ended(run.digest, None)
 
@@ -42,7 +42,13 @@ class Stages:
 
     def role(self, run: PlannedRun) -> Role:
         """What a run is for, as far as it is known."""
-        return self._cell_of[run.digest].role(run.digest)
+        cell = self._cell_of[run.digest]
+        value, seed = cell.runs[run.digest]
+        if len(cell.values) == 1:
+            return "chosen"
+        if seed in cell.first_seeds:
+            return "first"
+        return "waiting" if cell.choice is None else "chosen" if value == cell.choice else "other"
 
     def share(self, run: PlannedRun) -> float:
         """How probable it is that a run will be trained, if every value is equally likely to be chosen."""
@@ -58,11 +64,13 @@ class Stages:
 
     def again(self, digest: str) -> None:
         """Forget the end of a run that is trained again."""
-        self._cell_of[digest].note(digest, None, ended=False)
+        self._cell_of[digest].scores.pop(digest, None)
+        self._cell_of[digest].choose_again()
 
     def ended(self, digest: str, score: float | None) -> None:
         """Note the score of a run that has ended; None: it failed, and does not count."""
-        self._cell_of[digest].note(digest, score)
+        self._cell_of[digest].scores[digest] = score
+        self._cell_of[digest].choose_again()
 
 
 class Cell:
@@ -73,13 +81,9 @@ class Cell:
         self.runs: dict[str, tuple[Any, int]] = {}  # by digest: the value and the seed
         self.scores: dict[str, float | None] = {}  # by digest, of the runs that have ended
 
-    def note(self, digest: str, score: float | None, *, ended: bool = True) -> None:
-        """Note the score of a run that has ended, or that a run has not ended after all."""
-        self.__dict__.pop("choice", None)  # it is computed again
-        if ended:
-            self.scores[digest] = score
-        else:
-            self.scores.pop(digest, None)
+    def choose_again(self) -> None:
+        """Forget the choice: the scores have changed."""
+        self.__dict__.pop("choice", None)
 
     @cached_property
     def first_seeds(self) -> list[int]:
@@ -111,12 +115,3 @@ class Cell:
             if (score := self.scores[digest]) is not None:
                 scores.setdefault(values.index(value), {})[seed] = score
         return values[int(choose_lr(scores).lr)] if scores else None
-
-    def role(self, digest: str) -> Role:
-        """What one of the runs is for."""
-        value, seed = self.runs[digest]
-        if len(self.values) == 1:
-            return "chosen"
-        if seed in self.first_seeds:
-            return "first"
-        return "waiting" if self.choice is None else "chosen" if value == self.choice else "other"

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
@@ -49,8 +49,10 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Moved:
     """Write the unfinished ones of these runs into tar files of at most `limit` bytes each; those that are furthest
     come first. A path without the suffix .tar is a folder, for up to MOST files. Older files of that name are
     replaced. The same runs give the same bytes. Runs may go on meanwhile."""
-    packed: list[dict[str, BinaryIO]] = [{} for _ in range(1 if path.suffix == SUFFIX else MOST)]
-    room, left = [limit - 2 * tarfile.RECORDSIZE for _ in packed], 0
+    one = path.suffix == SUFFIX
+    places = [path] if one else [path / f"{PART}{number}{SUFFIX}" for number in range(1, MOST + 1)]
+    packed: dict[Path, dict[str, BinaryIO]] = {place: {} for place in places}
+    room, count, left = dict.fromkeys(places, limit - 2 * tarfile.RECORDSIZE), 0, 0
     with ExitStack() as held:
         found = [(checkpoint, run) for run in runs if (checkpoint := _hold(run.folder, held))]
         for (_, files), run in sorted(found, key=lambda pair: (-pair[0].step, pair[1].digest)):
@@ -58,25 +60,19 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Moved:
             if lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED:
                 continue
             needed = sum(512 + -(-_size(file) // 512) * 512 for file in files.values()) if files else limit
-            part = next((part for part, free in enumerate(room) if needed <= free), None)
-            if part is None:
+            place = next((place for place, free in room.items() if needed <= free), None)
+            if place is None:
                 left += 1
                 continue
-            packed[part] |= {f"{run.digest}/{name}": file for name, file in files.items()}
-            room[part] -= needed
-        if path.suffix == SUFFIX:
-            _write_archive(path, packed[0])
-            return Moved(_runs_in(packed[0]), left, path.stat().st_size)
-        size, older = 0, set(archives(path))
-        for number, some in enumerate(packed, start=1):
-            if some:
-                archive = path / f"{PART}{number}{SUFFIX}"
-                _write_archive(archive, some)
-                older.discard(archive)
-                size += archive.stat().st_size
-    for archive in older:
-        archive.unlink()
-    return Moved(sum(map(_runs_in, packed)), left, size)
+            packed[place] |= {f"{run.digest}/{name}": file for name, file in files.items()}
+            room[place] -= needed
+            count += 1
+        written = {place: files for place, files in packed.items() if files or one}
+        for place, files in written.items():
+            _write_archive(place, files)
+    for older in set(archives(path)) - written.keys():
+        older.unlink()
+    return Moved(count, left, sum(place.stat().st_size for place in written))
 
 
 class _Checkpoint(NamedTuple):
@@ -102,10 +98,6 @@ def _hold(folder: Path, held: ExitStack) -> _Checkpoint | None:
     return _Checkpoint(-1, {})
 
 
-def _runs_in(files: Iterable[str]) -> int:
-    return len({name.partition("/")[0] for name in files})
-
-
 def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
@@ -128,21 +120,18 @@ def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str
     """
     taken = {} if taken is None else taken
     wanted = {run.digest for run in runs if run.status in ("new", "begun")}
-    unpacked, others, size = set[str](), set[str](), 0
+    unpacked = size = 0
     try:
-        for digest, files in _by_run(path):
-            if digest not in wanted:
-                others.add(digest)
-                continue
-            if _write(folder / digest, files):
-                size += sum(map(len, files.values()))
-                unpacked.add(digest)
-                taken[digest] = path
-            else:
-                others.add(digest)
+        with tarfile.open(path, mode="r:") as archive:
+            found = _by_run(archive)
+            for digest, members in found.items():
+                if digest in wanted and _write(folder / digest, archive, members):
+                    taken[digest] = path
+                    unpacked += 1
+                    size += sum(member.size for member in members.values())
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"{path} is not a file of unfinished runs, or is damaged ({error}); move it away") from error
-    return Moved(len(unpacked), len(others), size)
+    return Moved(unpacked, len(found) - unpacked, size)
 
 
 def digests_in(path: Path) -> set[str]:
@@ -154,34 +143,26 @@ def digests_in(path: Path) -> set[str]:
         return set()
 
 
-def _by_run(path: Path) -> Iterator[tuple[str, dict[PurePosixPath, bytes]]]:
-    """(digest, content of its files by path below its folder) of each run. Members of other kinds are an error."""
-    total, digest, files = 0, "", dict[PurePosixPath, bytes]()
-    with tarfile.open(path, mode="r:") as archive:
-        for member in archive:
-            name = PurePosixPath(member.name)
-            total += member.size
-            own = PurePosixPath(*name.parts[1:])
-            if not member.isreg() or name.is_absolute() or ".." in name.parts or not _is_expected(own):
-                raise tarfile.TarError(f"it holds {member.name!r}, which is no file of a run")
-            if total > LARGEST:
-                raise tarfile.TarError(f"it holds more than {LARGEST >> 30} GiB")
-            if name.parts[0] != digest and files:
-                yield digest, files
-                files = {}
-            digest, content = name.parts[0], archive.extractfile(member)
-            files[own] = content.read() if content else b""
-        if files:
-            yield digest, files
+def _by_run(archive: tarfile.TarFile) -> dict[str, dict[str, tarfile.TarInfo]]:
+    """The members of each run by file name. A member that is no file of a run is an error."""
+    found: dict[str, dict[str, tarfile.TarInfo]] = {}
+    total = 0
+    for member in archive:
+        digest, _, name = member.name.partition("/")
+        if not member.isreg() or not _is_expected(name):
+            raise tarfile.TarError(f"it holds {member.name!r}, which is no file of a run")
+        if (total := total + member.size) > LARGEST:
+            raise tarfile.TarError(f"it holds more than {LARGEST >> 30} GiB")
+        found.setdefault(digest, {})[name] = member
+    return found
 
 
-def _is_expected(own: PurePosixPath) -> bool:
+def _is_expected(name: str) -> bool:
     """True for the names of a run's files: three fixed ones, and a checkpoint."""
-    name = str(own)
     return name in (CONFIG, RECORD, POINTER) or (name.startswith("checkpoint-") and bool(_NAME.fullmatch(name)))
 
 
-def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
+def _write(folder: Path, archive: tarfile.TarFile, members: Mapping[str, tarfile.TarInfo]) -> bool:
     """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it.
     A folder that is there is replaced if its checkpoint is not as far; else False."""
     beside, former = (folder.with_name(f".{folder.name}.{what}") for what in ("moved", "former"))
@@ -190,9 +171,10 @@ def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
     for path in (beside, former):
         shutil.rmtree(path, ignore_errors=True)
     try:
-        for own, content in files.items():
-            beside.mkdir(parents=True, exist_ok=True)
-            (beside / own).write_bytes(content)
+        beside.mkdir(parents=True)
+        for name, member in members.items():
+            content = archive.extractfile(member)
+            (beside / name).write_bytes(content.read() if content else b"")
         if not _is_whole(beside, folder.name) or _step_of(beside) <= _step_of(folder):
             return False
         if folder.exists():

@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rebased.models import LMConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig, longest
 from rebased.tasks import IGNORE, Task
-from rebased.train.kinds import TrainingKind, block_inputs, register_training, sequence_work
+from rebased.train.kinds import TrainingKind, block_inputs, sequence_work
+from rebased.train.synthetic.workload import SyntheticWorkload
 from rebased.train.world import World
-
-if TYPE_CHECKING:
-    from rebased.train.workload import Workload
 
 LABELLED_ROWS = 256  # examples over which labels are averaged: their number can differ from row to row
 
@@ -20,9 +18,7 @@ LABELLED_ROWS = 256  # examples over which labels are averaged: their number can
 class SyntheticTraining(TrainingKind):
     """Runs on a synthetic task."""
 
-    def workload(self, config: SyntheticRunConfig, world: World) -> "Workload":
-        from rebased.train.synthetic.workload import SyntheticWorkload
-
+    def workload(self, config: SyntheticRunConfig, world: World) -> SyntheticWorkload:
         return SyntheticWorkload(config, world)
 
     def memory(self, config: SyntheticRunConfig, processes: int) -> int:
@@ -73,6 +69,3 @@ def _labels_per_row(cls: type[Task], settings: str) -> float:
     """The mean number of labelled positions per example of the task with these settings (JSON)."""
     labels = cls.model_validate_json(settings).build(LABELLED_ROWS, seed=0).labels
     return int((labels != IGNORE).sum()) / LABELLED_ROWS
-
-
-register_training(SyntheticRunConfig.kind.section, SyntheticTraining())
