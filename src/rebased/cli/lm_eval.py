@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
-from rebased.cli.computing import DEFAULT_COMPUTING, Computing
 from rebased.cli.lm_tasks import TaskOptions, eval_tasks, list_tasks
+from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import OnProgress, digits, progress_bars
 from rebased.config import plural
@@ -59,7 +59,7 @@ DEFAULT_AR, DEFAULT_TASKS = ARTokens(), TaskOptions()
 
 
 def lm_eval(
-    model: Path | None = None,
+    model: ModelPath = None,
     /,
     *,
     data: Path | None = None,
@@ -78,8 +78,6 @@ def lm_eval(
 
     Parameters
     ----------
-    model
-        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     data
         Folder that `rebased data prepare` wrote. Default: the one that the run was trained on.
     split

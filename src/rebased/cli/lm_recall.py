@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rebased.analysis.intervals import wilson
-from rebased.cli.computing import DEFAULT_COMPUTING, Computing
 from rebased.cli.lm_eval import check_length
+from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
 from rebased.config import plural
@@ -29,7 +29,7 @@ LABELS: dict[Condition, str] = {
 
 
 def lm_recall(
-    model: Path | None = None,
+    model: ModelPath = None,
     /,
     *,
     facts: Path | None = None,
@@ -50,8 +50,6 @@ def lm_recall(
 
     Parameters
     ----------
-    model
-        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     facts
         Facts, one JSON object per line: {"context": "The capital of Norway is", "continuation": "Oslo"} (.jsonl, also
         .gz, .xz or .zst).

@@ -13,8 +13,8 @@ import torch
 from cyclopts import Parameter
 from rich.console import Console
 
+from rebased.cli.model_options import DEFAULT_MODEL, ModelOptions, ModelPath
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.config import plural
 from rebased.models import LanguageModel
 from rebased.runs.load import record_beside
@@ -91,7 +91,7 @@ DEFAULT_SERVING = ServeOptions()
 
 
 def lm_serve(
-    model: Path | None = None,
+    model: ModelPath = None,
     /,
     *,
     host: str = "127.0.0.1",
@@ -110,8 +110,6 @@ def lm_serve(
 
     Parameters
     ----------
-    model
-        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     host
         Address to listen on. Default: this machine alone.
     port

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rebased.cli.computing import Computing
+from rebased.cli.model_options import Computing
 from rebased.cli.output import Output, say
 from rebased.cli.results import OnProgress, digits, progress_bars
 from rebased.cli.terminal import Terminal

@@ -4,11 +4,12 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from rich.console import Console
 
 from rebased.cli.imports import Imports, import_all
+from rebased.cli.model_options import Device
 from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
 from rebased.cli.results import progress_bars, to_json
@@ -37,7 +38,7 @@ def probe(
     seq_len: int | None = None,
     data: Path | None = None,
     sweep: Path | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> int:
@@ -67,8 +68,6 @@ def probe(
     sweep
         First train this sweep in the folder RUNS, as `rebased sweep FILE --out RUNS` does; what is done is not trained
         again.
-    device
-        Where to compute.
     imports
         Python file or module with your own mixers or tasks. Can be given several times.
     """
