@@ -293,7 +293,8 @@ def say_error(message: str) -> None:
     """Print `error: ...` on stderr. The first word is red in a terminal."""
     from rich.text import Text
 
-    from rebased.cli.terminal import Terminal, plain
+    from rebased.cli.output import Terminal
+    from rebased.config import plain
 
     shown = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."
     line = Text.assemble(("error:", "bold red"), " ", plain(shown))

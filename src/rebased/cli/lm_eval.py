@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.lm_tasks import TaskOptions, eval_tasks, list_tasks
 from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath
-from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.results import OnProgress, digits, progress_bars
+from rebased.cli.output import TO_TERMINAL, OnProgress, Output, digits, progress_bars, say
+from rebased.cli.rich_table import TerminalTable
 from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import NgramCounts, count_stream
 from rebased.evaluate.text import evaluate_text
 from rebased.models.weights import model_checksum
+from rebased.report.tables import Table
 from rebased.runs.load import Trained, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.shipped import find_model, model_name
@@ -175,31 +174,25 @@ def parse_reset_token(name: str | None, corpus: Corpus) -> int | None:
 
 def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRule) -> None:
     """Print the table of perplexities, and below it what AR means and the bits per byte."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("tokens")
-    for name in ("number", "share", "perplexity", "95 % interval", "nats"):
-        table.add_column(name, justify="right")
     ago = [(f"  {a:,} ago" if a == b else f"  {a:,} to {b:,} ago", kind) for a, b, kind in summary.by_distance]
     kinds = [("all", summary.all), ("non-AR", summary.non_ar), ("AR", summary.ar), *ago]
+    rows = []
     for name, kind in kinds:
         share = f"{kind.tokens / summary.all.tokens:.4f}"
         low, high = map(digits, kind.perplexity_interval)
         interval = f"{low} to {high}" if low != "-" else "-"
-        table.add_row(name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4))
-    console.print(table)
+        rows.append((name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4)))
+    console.print(TerminalTable(Table(("tokens", "number", "share", "perplexity", "95 % interval", "nats"), rows)))
     if any(kind.tokens and math.isnan(kind.interval.low) for _, kind in kinds):
-        console.print("no interval where all tokens are of one window", highlight=False)
-    console.print(f"AR: {describe(rule)}", highlight=False, soft_wrap=True)
+        say(console, "no interval where all tokens are of one window")
+    say(console, f"AR: {describe(rule)}")
     value = "not known: this text was prepared without counting its bytes" if bits is None else f"{bits:.4f}"
-    console.print(f"bits per byte: {value}", highlight=False)
+    say(console, f"bits per byte: {value}")
 
 
 def describe(rule: ARRule) -> str:
     """What counts as AR by this rule, in words."""
-    if rule.order == 1:
-        phrases = ["a token that occurred earlier in the window"]
-    else:
-        phrases = [f"the last of {rule.order} tokens that occurred in this order earlier in the window"]
+    phrases = [f"the last of {plural(rule.order, 'token')} that occurred in this order earlier in the window"]
     if rule.reset_token is not None:
         phrases.append(f"since the last token {rule.reset_token}")
     if rule.max_count is not None:
@@ -211,13 +204,8 @@ def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:
     """The measured numbers as JSON data."""
 
     def kind(measured: Measured) -> dict[str, Any]:
-        return {
-            "tokens": measured.tokens,
-            "nats": measured.nats,
-            "nats_interval": measured.interval,
-            "perplexity": measured.perplexity,
-            "perplexity_interval": measured.perplexity_interval,
-        }
+        losses = {"tokens": measured.tokens, "nats": measured.nats, "nats_interval": measured.interval}
+        return losses | {"perplexity": measured.perplexity, "perplexity_interval": measured.perplexity_interval}
 
     return {
         "all": kind(summary.all),

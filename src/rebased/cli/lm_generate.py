@@ -13,8 +13,7 @@ from rich.console import Console
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.model_options import DEFAULT_MODEL, ModelOptions
-from rebased.cli.output import STDOUT, TO_TERMINAL, Output
-from rebased.cli.results import progress_bars
+from rebased.cli.output import STDOUT, TO_TERMINAL, Output, progress_bars
 from rebased.cli.text_output import TextOutput
 from rebased.files import parse_json
 from rebased.models import GenerateOptions, Generation, Sampling

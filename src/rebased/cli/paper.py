@@ -10,9 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
 from rebased.cli.report import check_page_name
-from rebased.cli.results import progress_bars
 from rebased.cli.rich_table import TerminalTable
 from rebased.models import preset
 from rebased.paper.counts import (

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.model_options import Device
-from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, progress_bars, say, to_json
 from rebased.cli.report import check_page_name
-from rebased.cli.results import progress_bars, to_json
 from rebased.cli.rich_table import TerminalTable
 from rebased.cli.sweep import sweep as train_sweep
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines

@@ -9,8 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rebased.cli.imports import Imports, import_all
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
-from rebased.cli.results import progress_bars
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
 from rebased.report.drawing import FORMATS as FIGURES
