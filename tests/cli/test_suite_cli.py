@@ -78,7 +78,7 @@ def test_a_users_mixer_is_trained_sized_and_compared_with_what_is_known(capsys: 
     assert {run.settings["model"]["mixers"][1]["key_width"] for run in own} == {128}
     assert found["sentences"][0] in capsys.readouterr().out
     page = Path("runs/suite-small/report.html").read_text()
-    assert "rebased suite small.yaml own.py:Own --workers 1" in page
+    assert "rebased suite small.yaml own.py:Own --known known.jsonl.gz --workers 1" in page
     assert len(Path("runs/suite-small/runs.csv").read_text().splitlines()) == 1 + 4 + 2 * 4
     assert suite(*words, "--json", "again.json") == 0  # nothing is trained twice
     assert "0 to train" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import atexit
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -95,6 +96,8 @@ LONGEST_ERROR = 4000  # characters
 
 began = time.monotonic()
 """When the command began: `main` sets it before it imports a verb, which can take seconds."""
+typed: list[str] = []
+"""The words of the command, as `main` was given them."""
 
 START = (
     "Train small models on tasks of recall, compare them, and train and serve language models. Begin with "
@@ -135,9 +138,9 @@ def build_app(described: Container[str] = ()) -> "App":
 
 def main(tokens: Sequence[str] | None = None) -> Never:
     """Run one command and exit with its code. `tokens` are the words after `rebased`; default: those of sys.argv."""
-    global began
-    began = time.monotonic()
-    words = list(sys.argv[1:] if tokens is None else tokens)
+    global began, typed
+    began, typed = time.monotonic(), list(sys.argv[1:] if tokens is None else tokens)
+    words = typed
     debug = "--debug" in words or os.environ.get("REBASED_TRACEBACK", "0") not in ("", "0")
     try:
         words = json_target([word for word in words if word != "--debug"])
@@ -158,6 +161,12 @@ def main(tokens: Sequence[str] | None = None) -> Never:
         say_error(explain_error(error))
         sys.exit(USER_ERROR if is_users(error) else OUR_ERROR)
     sys.exit(code)
+
+
+def same_page() -> str:
+    """Return the command that was typed, without --json and --quiet: it makes the same page again."""
+    words = [word for word in json_target(typed) if not word.startswith("--json") and word != "--quiet"]
+    return shlex.join(["rebased", *words])
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """rebased data: prepare text as tokens on disk, and verify a prepared folder."""
 
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from rebased import cli
 from rebased.cli import INTERRUPTED
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
 from rebased.cli.rich_table import TerminalTable
@@ -113,10 +113,8 @@ def prepare(
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:
-        words = [word for word in sys.argv[1:] if word != "--resume"]
-        say(
-            console, f"interrupted; finished shards are kept; continue with: rebased {shlex.join([*words, '--resume'])}"
-        )
+        words = shlex.join(["rebased", *cli.typed, *([] if resume else ["--resume"])])
+        say(console, f"interrupted; finished shards are kept; continue with: {words}")
         return INTERRUPTED
     show(manifest, out, to)
     say(console, f"{out} was done already" if was_done else f"wrote {out} in {time.perf_counter() - begin:.1f} s")

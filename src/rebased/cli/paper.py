@@ -1,6 +1,5 @@
 """rebased paper: every table and figure of the paper, ours beside it, with a verdict each."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from rebased.cli import same_page
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
 from rebased.cli.report import check_page_name
 from rebased.cli.rich_table import TerminalTable
@@ -78,8 +78,7 @@ def paper(
         begin_bar("computing")
         found = PaperPage(evidence)
         if out is not None:
-            words = ["rebased", "paper", *map(str, records), "-o", str(out)]
-            write_page(found.page(shlex.join(words)), out)
+            write_page(found.page(same_page()), out)
     for n, sentence in enumerate(found.answers, 1):
         say(results, f"{n}. {sentence}")
     results.print(shown(found))

@@ -1,13 +1,13 @@
 """rebased probe: where the layers of trained models look, and how near that is to where the answers stand."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
 
+from rebased.cli import same_page
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.model_options import Device
 from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, progress_bars, say, to_json
@@ -77,8 +77,8 @@ def probe(
     if sweep is not None:
         if len(runs) != 1:
             raise ValueError(f"--sweep trains into one folder; give one, such as runs/{sweep.stem}, not {len(runs)}")
-        code = train_sweep(sweep, out=runs[0], imports=imports, to=Output(quiet=to.quiet or to.json == STDOUT))
-        if code:
+        quiet = Output(quiet=to.quiet or to.json == STDOUT)
+        if code := train_sweep(sweep, out=runs[0], imports=imports, retry_failed=True, to=quiet):
             return code
     asked: dict[str, Any] = {"split": split, "examples": examples, "windows": windows, "seq_len": seq_len, "data": data}
     records, refused = probe_all(runs, to.console(), device=choose_device(device), **asked)
@@ -86,11 +86,7 @@ def probe(
     report.warnings += [f"left out: {error}" for error in refused]
     show(report, to)
     if out is not None:
-        options = {"--split": split, "--seq-len": seq_len, "--data": data}
-        options |= {"--examples": examples if examples != EXAMPLES else None}
-        options |= {"--windows": windows if windows != WINDOWS else None}
-        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(out)])), out)
+        write_page(report.page(same_page()), out)
         say(to.console(), f"wrote {out}")
     to.emit(seal(json.loads(to_json({"type": "probes", "records": records}))))
     return 0

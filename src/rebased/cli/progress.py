@@ -20,9 +20,8 @@ AT_ONCE = "ended at once; resume the runs in progress from their last checkpoint
 
 def being_saved(runs: int, *, time_is_up: bool = False) -> str:
     """The message after Ctrl-C, or when the time is up, while `runs` runs are being saved, which can take seconds."""
-    are, them = ("1 run is", "it") if runs == 1 else (f"{runs} runs are", "them")
     why, again = ("time is up", "Ctrl-C") if time_is_up else ("stopping", "Ctrl-C again")
-    return f"{why}: {are} being saved; {again} ends {them} at once, without saving"
+    return f"{why}: saving {plural(runs, 'run')}; {again} ends at once, without saving"
 
 
 def ended_at_once(verb: str, folder: Path, imports: Sequence[str]) -> str:

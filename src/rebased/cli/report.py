@@ -1,13 +1,13 @@
 """rebased report: tables, figures and one page from the records of runs."""
 
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from rebased.cli import same_page
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
 from rebased.files import replacing
@@ -86,8 +86,7 @@ def report(
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if out:
-            options = {"--reference": reference, "--reference-values": reference_values}
-            write_page(result.page(title, typed(runs, out, options)), out)
+            write_page(result.page(title, same_page()), out)
         writing = begin_bar("writing") if files else None
         for done, (path, content) in enumerate(files.items(), start=1):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,10 +145,3 @@ def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, C
         for figure in (figure for figure in FIGURES if figure in kinds):
             files[folder / f"figure-{name}.{figure}"] = partial(panels.to_file, figure)
     return files
-
-
-def typed(runs: tuple[Path, ...], out: Path, options: Mapping[str, object]) -> str:
-    """The command that makes the page again."""
-    words = ["rebased", "report", *map(str, runs), "-o", str(out)]
-    words += [word for name, value in options.items() if value for word in (name, str(value))]
-    return shlex.join(words)

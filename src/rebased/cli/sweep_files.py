@@ -105,11 +105,6 @@ class SweepFiles:
         self._written = self._packed = time.monotonic()
         self.unwritten: list[Path] = []
 
-    @property
-    def keeps_unfinished(self) -> bool:
-        """True if the checkpoints of unfinished runs are written for another machine."""
-        return self._carry is not None
-
     def plan(
         self, points: Sequence[Point], folder: Path, log: SweepLog, file: Path, *, on_gpu: bool, dry_run: bool
     ) -> Plan:
@@ -216,10 +211,3 @@ class SweepFiles:
         packed = pack(plan.runs, path, self._limit)
         left = f"; no room for {packed.left} more (--carry-mib)" if packed.left else ""
         return f"{plural(packed.runs, 'unfinished run')}, {packed.bytes / 1e6:,.1f} MB{left}"
-
-    def words(self) -> list[str]:
-        """The same options again. What they write is also read, so that a sweep goes on with it."""
-        words = ["--known", *map(str, self.options.known)] if self.options.known else []
-        words += ["--bundle", str(self._bundle)] if self._bundle else []
-        words += ["--carry-unfinished", str(self._carry)] if self._carry else []
-        return words + (["--carry-mib", str(self.options.carry_mib)] if self.options.carry_mib != CARRY_MIB else [])
