@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import cache
-from math import nan
 from typing import NamedTuple
 
 from rebased.models.config import LMConfig
@@ -95,7 +94,6 @@ def find_counts() -> Iterator[Finding]:
             ours = count_parameters(cell.config())
             what = f"{cell.model}, D = {cell.d_model}, {cell.positions:,} positions"
             outcome: Outcome = "agrees" if ours == cell.parameters else "differs"
-            numbers.append(
-                Number(what, f"{cell.parameters:,}", f"{ours:,}", float(ours - cell.parameters), nan, 0, outcome)
-            )
+            off = float(ours - cell.parameters)
+            numbers.append(Number(what, f"{cell.parameters:,}", f"{ours:,}", off, outcome=outcome))
         yield Finding(BY_NAME[name], "paper", numbers, unit="count")

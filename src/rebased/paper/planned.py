@@ -96,17 +96,10 @@ def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per test."""
-    rows = [
-        (
-            found.test.name,
-            " and ".join(found.counts),
-            found.words,
-            f"{found.p:.3g}",
-            f"{found.test.margin or NONE}",
-            found.answer,
-        )
-        for found in outcomes
-    ]
+    rows = []
+    for found in outcomes:
+        p, margin = f"{found.p:.3g}", f"{found.test.margin or NONE}"
+        rows.append((found.test.name, " and ".join(found.counts), found.words, p, margin, found.answer))
     return Table(("test", "runs", "difference (95 % interval)", "p", "margin", "answer"), rows)
 
 
@@ -130,9 +123,8 @@ def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
         return Outcome(test, (counts[0], counts[1]), None, p, "holds" if ahead else "contradicted")
     found = effect(a, b)
     p = permutation_p(a, b) if test.test == "permutation" else found.p
-    return Outcome(
-        test, (str(found.n_a), str(found.n_b)), found, p, "holds" if found.difference > 0 else "contradicted"
-    )
+    answer: Answer = "holds" if found.difference > 0 else "contradicted"
+    return Outcome(test, (str(found.n_a), str(found.n_b)), found, p, answer)
 
 
 def decide(outcome: Outcome) -> Outcome:
