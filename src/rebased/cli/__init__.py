@@ -145,9 +145,11 @@ def main(tokens: Sequence[str] | None = None) -> Never:
     try:
         words = json_target([word for word in words if word != "--debug"])
         refuse_unknown_verb(words)
-        verb = verb_of(words)
+        verb = " ".join(words[: 2 if words and words[0] in GROUPS else 1])
         with ctrl_c_ends_at_once():
-            import_verb(verb)
+            import_module("cyclopts")
+            if verb in COMMANDS:
+                import_module(COMMANDS[verb][0].partition(":")[0])
         code = build_app([verb])(words, exit_on_error=False, print_error=False, result_action="return_value")
     except KeyboardInterrupt:
         atexit.register(signal.signal, signal.SIGINT, _leave)  # a second Ctrl-C, while Python ends, is as quiet
@@ -188,18 +190,6 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
 
 def _leave(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)
-
-
-def verb_of(words: Sequence[str]) -> str:
-    """Return the verb that these words begin with, of one word or of two."""
-    return " ".join(words[:2] if words and words[0] in GROUPS else words[:1])
-
-
-def import_verb(verb: str) -> None:
-    """Import the module of a verb, if there is such a verb, and what parses its options."""
-    import_module("cyclopts")
-    if verb in COMMANDS:
-        import_module(COMMANDS[verb][0].partition(":")[0])
 
 
 def json_target(words: Sequence[str]) -> list[str]:

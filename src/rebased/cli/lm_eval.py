@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.lm_tasks import TaskOptions, eval_tasks, list_tasks
-from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath
+from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath, check_length
 from rebased.cli.output import TO_TERMINAL, OnProgress, Output, digits, progress_bars, say
 from rebased.cli.rich_table import TerminalTable
 from rebased.config import plural
@@ -21,7 +21,7 @@ from rebased.evaluate.ngrams import NgramCounts, count_stream
 from rebased.evaluate.text import evaluate_text
 from rebased.models.weights import model_checksum
 from rebased.report.tables import Table
-from rebased.runs.load import Trained, open_trained
+from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.shipped import find_model, model_name
 from rebased.train.lm.corpus import describe_corpus
@@ -94,7 +94,7 @@ def lm_eval(
     if tasks.tasks is not None:
         return eval_tasks(path, tasks, data, seq_len, computing, where, to)
     trained = open_trained(path, data, where)
-    length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
+    length = check_length(trained.seq_len if seq_len is None else seq_len, trained.model, "--seq-len")
     corpus = trained.corpus
     corpus.verify_if_small(split, *(["train"] if ar.max_count is not None else []))
     text = corpus.windows(split, length, isolate_documents=trained.isolate_documents)
@@ -147,16 +147,6 @@ def count_training(corpus: Corpus, split: str, order: int, on_progress: Callable
         raise ValueError("--max-count counts the training split, and --split is that one; measure another")
     stream, measured = corpus.stream("train"), corpus.stream(split)
     return count_stream(stream, order, corpus.vocab_size, among=measured, on_progress=on_progress)
-
-
-def check_length(length: int, trained: Trained, option: str) -> int:
-    """`length`, if the model takes such sequences; otherwise ValueError that names `option`."""
-    limit = trained.model.config.length_limit
-    if length < 1:
-        raise ValueError(f"{option} {length}: give 1 or more")
-    if limit is not None and length > limit:
-        raise ValueError(f"{option} {length}: the model has {limit} positions; give 1 to {limit}")
-    return length
 
 
 def parse_reset_token(name: str | None, corpus: Corpus) -> int | None:

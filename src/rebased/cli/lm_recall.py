@@ -7,8 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from rebased.analysis.intervals import wilson
-from rebased.cli.lm_eval import check_length
-from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath
+from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath, check_length
 from rebased.cli.output import TO_TERMINAL, Output, progress_bars, say
 from rebased.cli.rich_table import TerminalTable
 from rebased.config import plural
@@ -73,7 +72,7 @@ def lm_recall(
     known = read_facts(facts) if facts is not None else read_squad(squad or "")
     path = find_model(model)
     trained = open_trained(path, data, where)
-    size = check_length(trained.seq_len if length is None else length, trained, "--length")
+    size = check_length(trained.seq_len if length is None else length, trained.model, "--length")
     with console.status("making contexts"):
         recall = build_recall(
             known, trained.corpus.tokenizer.encode, length=size, questions=questions, together=together, seed=seed

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from rebased.cli.imports import Imports, import_all
 from rebased.data.tokenizer import Tokenizer
+from rebased.models import LanguageModel
 from rebased.ops.backend import choose_device
 from rebased.runs.load import TextModel, open_text_model, open_tokenizer
 from rebased.runs.shipped import find_model
@@ -89,6 +90,16 @@ class ModelOptions:
     def open_tokenizer(self, model: Path | None) -> Tokenizer:
         """The tokenizer alone."""
         return open_tokenizer(find_model(model), self.tokenizer, self.data)
+
+
+def check_length(length: int, model: LanguageModel, option: str) -> int:
+    """`length`, if the model takes such sequences; otherwise ValueError that names `option`."""
+    limit = model.config.length_limit
+    if length < 1:
+        raise ValueError(f"{option} {length}: give 1 or more")
+    if limit is not None and length > limit:
+        raise ValueError(f"{option} {length}: the model has {limit} positions; give 1 to {limit}")
+    return length
 
 
 DEFAULT_COMPUTING, DEFAULT_MODEL = Computing(), ModelOptions()

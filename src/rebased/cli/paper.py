@@ -120,10 +120,11 @@ def print_parameters(to: Output) -> int:
     say(console, notes())
     verdict = f"{wrong} of {len(ours)} differ" if wrong else f"all {len(ours)} cells exact"
     console.print(verdict, style="bold red" if wrong else "bold green", highlight=False)
-    cells = [
-        {**cell._asdict(), "ours": count, "paper": cell.parameters, "exact": count == cell.parameters}
-        for cell, count in ours.items()
-    ]
+    cells = []
+    for cell, count in ours.items():
+        about = cell._asdict()
+        papers = about.pop("parameters")
+        cells.append({**about, "ours": count, "paper": papers, "exact": count == papers})
     to.emit({"cells": cells, "at_one_length": [size._asdict() for size in sizes]})
     return 1 if wrong else 0
 

@@ -109,7 +109,7 @@ def suite(
     sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
     for source in sources:
         import_user_code(source, said=source)
-    shipped = [path for path in (shipped_results(file),) if path.exists()]
+    shipped = [path for path in [MODELS / f"suite-{file.stem}.jsonl.gz"] if path.exists()]
     files = SweepFiles(options, () if sources else shipped)
     command = SuiteCommand(file, mixers, out, files, sources, device="cuda" if gpu else None)
     page = command.folder / "report.html"
@@ -143,11 +143,6 @@ def suite(
     say(to.console(), f"wrote {page}: open it in a browser")
     to.emit(to_json(board) | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
     return code
-
-
-def shipped_results(file: Path) -> Path:
-    """The bundle of shipped results of a suite."""
-    return MODELS / f"suite-{file.stem}.jsonl.gz"
 
 
 def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:

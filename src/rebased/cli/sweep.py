@@ -18,7 +18,6 @@ from rebased.cli.imports import Imports, import_all, import_user_code
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, each_warning_once, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.progress import AT_ONCE
 from rebased.cli.sweep_board import ENDED, LineBoard, LiveBoard, Tally, describe_plan, duration, plan_table
 from rebased.cli.sweep_files import DEFAULT_SWEEP, SweepFiles, SweepOptions
 from rebased.config import plural
@@ -121,7 +120,7 @@ def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> int:
             with shown(console, tally, files.keep(plan)) as board:
                 ending = train_runs(queue, log, where, board)
         except KeyboardInterrupt:
-            say(console, f"{AT_ONCE}: {again()}")
+            say(console, f"ended at once; resume the runs in progress from their last checkpoints with: {again()}")
             return INTERRUPTED
         except NotSaved as error:
             raise NotSaved(f"{error}; continue with: {again()}") from error

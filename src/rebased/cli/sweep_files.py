@@ -102,7 +102,7 @@ class SweepFiles:
         self.known = Known(Collection(), {}, Counter(), 0)
         self._unpacked: list[tuple[Path, Moved]] = []
         self._taken: dict[str, Path] = {}  # which file each unfinished run is from
-        self._written = self._packed = time.monotonic()
+        self._last = dict.fromkeys((bundle, carry), time.monotonic())  # when a file was written
         self.unwritten: list[Path] = []
 
     def plan(
@@ -181,27 +181,30 @@ class SweepFiles:
         little is lost if the machine is taken away."""
 
         def write() -> None:
-            if self._bundle and time.monotonic() - self._written > EVERY:
-                with suppress(OSError):  # the last one, after the sweep, says what is wrong
-                    write_union(self._bundle, self.known, plan.folder)
-                self._written = time.monotonic()
-            if self._carry and time.monotonic() - self._packed > CARRY_EVERY:
-                with suppress(OSError):
-                    pack(plan.runs, self._carry, self._limit)
-                self._packed = time.monotonic()
+            for path, written, every in self._outputs():
+                if time.monotonic() - self._last[path] > every:
+                    with suppress(OSError):  # the last one, after the sweep, says what is wrong
+                        written(path, plan)
+                    self._last[path] = time.monotonic()
 
         return write
 
     def write(self, plan: Plan) -> Iterator[str]:
         """Write the bundle and the unfinished runs. Yields a sentence about each; `unwritten` has those that failed."""
-        for path, written in ((self._bundle, self._write_bundle), (self._carry, self._write_unfinished)):
-            if path:
-                try:
-                    yield f"wrote {path}: {written(path, plan)}"
-                except OSError as error:
-                    self.unwritten.append(path)
-                    reason = error.strerror or error
-                    yield f"could not write {path} ({reason}): make room there, or choose another place; then continue"
+        for path, written, _ in self._outputs():
+            try:
+                yield f"wrote {path}: {written(path, plan)}"
+            except OSError as error:
+                self.unwritten.append(path)
+                reason = error.strerror or error
+                yield f"could not write {path} ({reason}): make room there, or choose another place; then continue"
+
+    def _outputs(self) -> Iterator[tuple[Path, Callable[[Path, Plan], str], float]]:
+        """(path, what writes it and says what is in it, seconds between two times) of the bundle and the others."""
+        if self._bundle:
+            yield self._bundle, self._write_bundle, EVERY
+        if self._carry:
+            yield self._carry, self._write_unfinished, CARRY_EVERY
 
     def _write_bundle(self, path: Path, plan: Plan) -> str:
         runs = write_union(path, self.known, plan.folder)
