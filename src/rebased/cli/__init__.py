@@ -237,7 +237,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def explain_error(error: Exception) -> str:
-    """Return the message that the user sees."""
     from cyclopts import CoercionError, CycloptsError, MissingArgumentError
 
     from rebased.config import SYNONYMS

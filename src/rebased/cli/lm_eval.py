@@ -191,8 +191,6 @@ def describe(rule: ARRule) -> str:
 
 
 def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:
-    """The measured numbers as JSON data."""
-
     def kind(measured: Measured) -> dict[str, Any]:
         losses = {"tokens": measured.tokens, "nats": measured.nats, "nats_interval": measured.interval}
         return losses | {"perplexity": measured.perplexity, "perplexity_interval": measured.perplexity_interval}

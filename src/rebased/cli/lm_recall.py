@@ -107,7 +107,6 @@ def lm_recall(
 def results_of(
     answers: Mapping[Condition, Sequence[Answer]], tallies: Mapping[Condition, Tally], by_distance: Sequence[Tally]
 ) -> dict[str, Any]:
-    """All numbers and answers as JSON data."""
     found = {condition: numbers(some) for condition, some in tallies.items()}
     distances = [{"nearest": some.nearest, "farthest": some.farthest, **numbers(some)} for some in by_distance]
     each = {condition: [answer._asdict() for answer in some] for condition, some in answers.items()}

@@ -88,7 +88,6 @@ class ModelOptions:
         return opened
 
     def open_tokenizer(self, model: Path | None) -> Tokenizer:
-        """The tokenizer alone."""
         return open_tokenizer(find_model(model), self.tokenizer, self.data)
 
 

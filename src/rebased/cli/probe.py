@@ -136,16 +136,13 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
     if not path.is_dir():
         raise ValueError(f"{path}: there is no such folder; give a run's, or one with runs below it")
     found = {file.parent: read_record(file) for file in sorted(path.rglob(RECORD))}
-    ended = {folder: Run(str(folder), lines) for folder, lines in found.items() if lines}
-    done = {folder: run for folder, run in ended.items() if run.lines[0]["type"] == "run" and run.status == "done"}
+    runs = [Run(str(folder), lines) for folder, lines in found.items() if lines and lines[0]["type"] == "run"]
+    done = [run for run in runs if run.status == "done"]
     if not done:
         raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
     if len(done) < len(found):
-        note = f"{len(found) - len(done)} of {len(found)} runs have not ended, or diverged; they are left out"
-        say(console, note)
-    synthetic = [run for run in done.values() if "task" in run.settings]
-    chosen = [Path(run.folder) for run in done.values() if "task" not in run.settings]
-    if synthetic:
-        cells = build_results(synthetic).cells
-        chosen += [Path(run.folder) for cell in cells for run in cell.chosen.values()]
-    return chosen
+        say(console, f"left out: {len(found) - len(done)} of {len(found)} runs, which have not ended, or diverged")
+    chosen = [run for run in done if "task" not in run.settings]
+    if synthetic := [run for run in done if "task" in run.settings]:
+        chosen += [run for cell in build_results(synthetic).cells for run in cell.chosen.values()]
+    return [Path(run.folder) for run in chosen]

@@ -130,33 +130,30 @@ class Lines(ProgressSink):
         say(self._console, headline(run))
 
     def line(self, line: dict[str, Any]) -> None:
-        if text := self._words(line):
-            say(self._console, text)
-
-    def _words(self, line: dict[str, Any]) -> str | None:
-        where = f"step {line['step']}/{self._steps}"
+        where, text = f"step {line.get('step')}/{self._steps}", None
         if line["type"] == "epoch":
-            return (
+            text = (
                 f"epoch {line['epoch']}/{self._epochs}  step {line['step']}  loss {line['loss']:.4f}  "
                 f"accuracy {line['test']['accuracy']:.4f}  lr {line['lr']:.2e}  "
                 f"{line['tokens_per_second']:,.0f} tokens/s  {line['seconds'] + line['test_seconds']:.1f} s"
             )
-        if line["type"] == "step":
+        elif line["type"] == "step":
             mfu = "" if line["mfu"] is None else f"  MFU {line['mfu']:.1%}"
             left = (self._steps - line["step"]) * line["tokens"] / line["step"] / line["tokens_per_second"]
-            return (
+            text = (
                 f"{where}  loss {line['loss']:.4f}  |g| {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
                 f"{line['tokens_per_second']:,.0f} tokens/s{mfu}  {left:,.0f} s left"
             )
-        if line["type"] == "eval":
-            return (
+        elif line["type"] == "eval":
+            text = (
                 f"{where}  valid loss {line['loss']:.4f}  perplexity {line['perplexity']:.3f}  "
                 f"({line['valid_tokens']:,} tokens in {line['seconds']:.1f} s)"
             )
-        if line["type"] == OUT_OF_MEMORY:
+        elif line["type"] == OUT_OF_MEMORY:
             rows = plural(line["micro_batch"], "sequence")
-            return f"{where}  out of GPU memory: {rows} at once from here on, the same batch"
-        return None
+            text = f"{where}  out of GPU memory: {rows} at once from here on, the same batch"
+        if text:
+            say(self._console, text)
 
     def measuring(self, split: str, done: int, total: int) -> None:
         if done == 0:

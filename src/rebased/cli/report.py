@@ -87,13 +87,12 @@ def report(
         check_free(list(files), replace)
         if out:
             write_page(result.page(title, same_page()), out)
-        writing = begin_bar("writing") if files else None
+        writing = begin_bar("writing")
         for done, (path, content) in enumerate(files.items(), start=1):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 file.write(content())
-            if writing:
-                writing(done, len(files))
+            writing(done, len(files))
         if bundle:
             write_bundle(distinct([*every, *found.others]), bundle)
     for sentence in result.summary:
@@ -126,10 +125,8 @@ def parse_formats(formats: str) -> list[str]:
     kinds = [kind.strip().lower().removeprefix(".") for kind in formats.split(",") if kind.strip()]
     for kind in kinds:
         if kind not in FORMATS:
-            raise ValueError(
-                f"--formats {kind}: there is no such format here; tables are written as {', '.join(TABLES)}, figures "
-                f"as {', '.join(FIGURES)}"
-            )
+            known = f"tables are written as {', '.join(TABLES)}, figures as {', '.join(FIGURES)}"
+            raise ValueError(f"--formats {kind}: there is no such format here; {known}")
     if not kinds:
         raise ValueError(f"--formats is empty; name some of {', '.join(FORMATS)}")
     return kinds

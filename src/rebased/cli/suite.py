@@ -50,12 +50,10 @@ class SuiteCommand(Command):
 
     @cached_property
     def content(self) -> Suite:
-        """The suite of its file."""
         return load_suite(find_config(self.file, "suite"))
 
     @property
     def folder(self) -> Path:
-        """The folder of the runs."""
         return self.out or Path("runs") / f"suite-{self.file.stem}"
 
     def mixers(self) -> dict[str, SuiteMixer]:

@@ -213,7 +213,6 @@ class Command:
 
     @property
     def folder(self) -> Path:
-        """The folder of the runs."""
         return self.out or Path("runs") / self.file.stem
 
     def read(self) -> Sweep:

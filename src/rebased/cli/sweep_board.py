@@ -103,7 +103,9 @@ class Tally:
 
     def __init__(self, plan: Plan, cost: Estimate, workers: int, stages: Stages | None = None) -> None:
         self._cost, self._workers, self._stages = cost.seconds, workers, stages
-        self.runs = {run.digest: waiting(run) if run.digest in cost.seconds else run for run in plan.runs}
+        self.runs = {run.digest: run for run in plan.runs}
+        for run in (run for run in plan.runs if run.digest in cost.seconds and run.status == "failed"):
+            self.runs[run.digest] = replace(run, status="begun", error=None)  # it is about to be trained again
         self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of each run when the sweep started
         self.progress: dict[str, str] = {}  # of the runs in progress, in words
         self.best: dict[str, tuple[float, PlannedRun]] = {}
@@ -114,7 +116,6 @@ class Tally:
 
     @property
     def failed(self) -> list[PlannedRun]:
-        """The runs that failed."""
         return [run for run in self.runs.values() if run.status == "failed"]
 
     def count(self, *statuses: str) -> int:
@@ -178,11 +179,6 @@ def short_names(runs: Sequence[PlannedRun]) -> dict[str, str]:
     if not any(differ):
         return {run.digest: str(run) for run in runs}
     return {run.digest: ", ".join(compress(run.name, differ)) for run in runs}
-
-
-def waiting(run: PlannedRun) -> PlannedRun:
-    """The run with its earlier failure, if any, removed: it is about to be trained again."""
-    return replace(run, status="begun", error=None) if run.status == "failed" else run
 
 
 class SweepBoard(Watcher):
@@ -281,7 +277,6 @@ class LiveBoard(SweepBoard):
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
-        """Show the message below the table."""
         self._stopping = Text(being_saved(runs, time_is_up=time_is_up), style="bold yellow")
         self._live.refresh()
 
