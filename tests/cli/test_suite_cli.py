@@ -96,7 +96,7 @@ def test_a_page_in_a_hurry_is_written_without_timing(monkeypatch: pytest.MonkeyP
     """After Ctrl-C the reader waits for the page."""
     known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
     write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
-    monkeypatch.setattr("rebased.cli.suite.run_sweep", lambda *_, **__: 130)
+    monkeypatch.setattr("rebased.cli.suite.run_sweep", lambda *_, **__: (130, None))
     monkeypatch.delattr("rebased.cli.suite.time_steps")
     assert suite("small.yaml", "rebased", "--known", "known.jsonl.gz") == 130
     assert "The training steps were not timed" in Path("runs/suite-small/report.html").read_text()

@@ -212,7 +212,6 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
     group = words[0] if words and words[0] in GROUPS else None
     if group is not None:
         words, known = words[1:], [verb.split()[1] for verb in COMMANDS if verb.startswith(f"{group} ")]
-    typed = f"{group} {words[0]}" if group and words else " ".join(words[:1])
     if words and not words[0].startswith("-") and words[0] not in known:
         from rebased.config import did_you_mean
 
@@ -221,7 +220,7 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
         near = did_you_mean(meant, known)
         if not group and near.startswith("known: "):
             near = f"known: {', '.join(dict.fromkeys(verb.split()[0] for verb in COMMANDS))}"
-        raise ValueError(f"unknown command {typed!r}; {near}")
+        raise ValueError(f"unknown command {' '.join(filter(None, (group, words[0])))!r}; {near}")
 
 
 def is_users(error: Exception) -> bool:

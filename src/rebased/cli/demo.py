@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from rebased.cli import same_page
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.sweep import Command, run_sweep
 from rebased.cli.sweep_files import SweepFiles
 from rebased.evaluate.attention_speed import time_attention
@@ -49,15 +49,14 @@ def demo(
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; choose a folder (--out)")
     to.check()
     console, page = to.console(), out / "report.html"
     check_replaceable(page)  # before minutes of training, not after
     settings = ("--grid.train.seed", str(list(range(FIRST_SEED, FIRST_SEED + seeds))))
     command = Command(config, settings, out, SweepFiles())
     points = command.read().points
-    if code := run_sweep(command, Messages(to.json, to.quiet), retry_failed=True):
+    code, _ = run_sweep(command, to, retry_failed=True)
+    if code:
         return code
     runs = [Run(digest, read_record(out / digest)) for digest in (point.config.digest() for point in points)]
     if diverged := [run for run in runs if run.status != "done"]:

@@ -102,13 +102,6 @@ class Output:
             say(self.console(), f"wrote {self.json}")
 
 
-class Messages(Output):
-    """Where a command writes that another command calls: only messages. The caller has a result of its own."""
-
-    def emit(self, result: Any) -> None:
-        """Give nothing."""
-
-
 def _is_a_result(path: Path) -> bool:
     """True if a command that can be resumed has written the file."""
     try:

@@ -97,7 +97,7 @@ def shown(found: PaperPage) -> RichTable:
     for head, wrap in (("of the paper", False), ("verdict", False), ("why", True)):
         table.add_column(head, no_wrap=not wrap)
     for finding in found.findings:
-        table.add_row(finding.item.name, Text(finding.verdict, COLOURS[finding.verdict]), finding.sentence)
+        table.add_row(finding.name, Text(finding.verdict, COLOURS[finding.verdict]), finding.sentence)
     return table
 
 

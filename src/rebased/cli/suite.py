@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from rebased.cli import INTERRUPTED, same_page
 from rebased.cli.imports import import_user_code, registered_as
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.sweep import Command, run_sweep
 from rebased.cli.sweep_files import DEFAULT_SWEEP, SweepFiles, SweepOptions
 from rebased.config import did_you_mean, plural
@@ -122,7 +122,7 @@ def suite(
         for name in (name for name, mixer in chosen.items() if mixer.unsized and name not in command.content.mixers):
             say(to.console(), f"{name} has no state_size: its recall is shown, and it gets no place among the others")
         say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
-        code = run_sweep(command, Messages(to.json, to.quiet), retry_failed=True)
+        code, _ = run_sweep(command, to, retry_failed=True)
     if options.dry_run:
         return code
     places = [path for path in (command.folder, *shipped, *options.known, options.bundle) if path and path.exists()]

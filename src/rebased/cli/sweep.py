@@ -82,11 +82,15 @@ def sweep(
     """
     to.check(resumes=True)
     command = Command(file, settings, out, SweepFiles(options), imports, executor)
-    return run_sweep(command, to, retry_failed=retry_failed)
+    code, result = run_sweep(command, to, retry_failed=retry_failed)
+    if result is not None:
+        to.emit(result)
+    return code
 
 
-def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> int:
-    """Plan the sweep of a command, show the plan, and train it unless it is a dry run. Returns the exit code."""
+def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> tuple[int, dict[str, Any] | None]:
+    """Plan the sweep of a command, show the plan, and train it unless it is a dry run. Returns the exit code, and the
+    runs as JSON data; None after a second Ctrl-C."""
     console, folder, files, options = to.console(), command.folder, command.files, command.files.options
     check_folder(folder)
     with each_warning_once(console):
@@ -101,11 +105,8 @@ def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> int:
         runs, stages = plan.to_do(retry_failed), Stages(select, plan.runs) if select else None
         cost = show_plan(console, plan, log, files, where, stages, retry_failed=retry_failed)
         if options.dry_run:
-            to.emit(
-                result_of(plan, plan.runs)
-                | {"estimated_seconds": cost.total, "estimated_range": [cost.least, cost.most]}
-            )
-            return 0
+            found = {"estimated_seconds": cost.total, "estimated_range": [cost.least, cost.most]}
+            return 0, result_of(plan, plan.runs) | found
         limit, budget = options.time_limit, None
         if limit is not None:
             may_break_off = options.carry_unfinished is not None
@@ -121,12 +122,12 @@ def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> int:
                 ending = train_runs(queue, log, where, board)
         except KeyboardInterrupt:
             say(console, f"ended at once; resume the runs in progress from their last checkpoints with: {again()}")
-            return INTERRUPTED
+            return INTERRUPTED, None
         except NotSaved as error:
             raise NotSaved(f"{error}; continue with: {again()}") from error
         code = conclude(console, plan, tally, queue, ending, files, again)
-        to.emit(result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"})
-        return SOME_FAILED if files.unwritten else code
+        result = result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"}
+        return SOME_FAILED if files.unwritten else code, result
 
 
 def show_plan(

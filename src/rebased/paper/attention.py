@@ -9,7 +9,6 @@ from rebased.analysis.spread import describe
 from rebased.analysis.unpaired import Effect
 from rebased.config import grouped
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence, Probe
 from rebased.paper.finding import Finding
 from rebased.paper.precision import TF32
@@ -121,19 +120,21 @@ def departures_of(probe: Probe) -> list[str]:
 def unequal(evidence: Evidence, cells: Sequence[ProbeCell]) -> Iterator[str]:
     """In what the compared models were trained differently: learning rates, and epochs where runs stop early."""
     ended = {run.digest: run.epochs[-1]["epoch"] for run in evidence.runs if run.epochs}
-    rates: dict[int, list[str]] = {}
-    epochs: dict[int, list[str]] = {}
-    for cell in cells:
-        rate = ", ".join(sorted({f"{record['config']['train']['lr']:g}" for record in cell.records.values()}))
-        rates.setdefault(cell.d_model, []).append(f"{cell.model.kind} {rate}")
-        known = [ended[record["digest"]] for record in cell.records.values() if record["digest"] in ended]
-        if known:
-            epochs.setdefault(cell.d_model, []).append(f"{cell.model.kind} {mqar.span(known)}")
-    for what, found in (("learning rates", rates), ("epochs until runs stopped", epochs)):
-        apart = {d: values for d, values in found.items() if len({value.partition(" ")[2] for value in values}) > 1}
+
+    def rates(cell: ProbeCell) -> str:
+        return ", ".join(sorted({f"{record['config']['train']['lr']:g}" for record in cell.records.values()}))
+
+    def epochs(cell: ProbeCell) -> str:
+        return mqar.span([ended[record["digest"]] for record in cell.records.values() if record["digest"] in ended])
+
+    for what, value_of in (("learning rates", rates), ("epochs until runs stopped", epochs)):
+        apart = []
+        for d_model, alike in grouped(cells, lambda cell: cell.d_model).items():
+            found = [(cell.model.kind, value) for cell in alike if (value := value_of(cell)) != NONE]
+            if len({value for _, value in found}) > 1:
+                apart.append(f"D = {d_model}: {', '.join(f'{kind} {value}' for kind, value in found)}")
         if apart:
-            listed = "; ".join(f"D = {d}: {', '.join(values)}" for d, values in apart.items())
-            yield f"{what} differ between the compared models ({listed})"
+            yield f"{what} differ between the compared models ({'; '.join(apart)})"
 
 
 def ignored(cell: ProbeCell) -> dict[int, float]:
@@ -235,7 +236,7 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
     probes = choose(evidence)
     for exhibit in EXHIBITS:
         yield Finding(
-            BY_NAME[exhibit.name],
+            exhibit.name,
             probes.protocol,
             exhibit.numbers(probes),
             hold_claims(ahead(probes, exhibit)),

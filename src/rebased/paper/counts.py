@@ -7,7 +7,6 @@ from typing import NamedTuple
 from rebased.models.config import LMConfig
 from rebased.models.presets import mqar_preset_names, preset_to_change
 from rebased.models.shapes import shape_of
-from rebased.paper.contents import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.verdict import Number, Outcome
 
@@ -96,4 +95,4 @@ def find_counts() -> Iterator[Finding]:
             outcome: Outcome = "agrees" if ours == cell.parameters else "differs"
             off = float(ours - cell.parameters)
             numbers.append(Number(what, f"{cell.parameters:,}", f"{ours:,}", off, outcome=outcome))
-        yield Finding(BY_NAME[name], "paper", numbers, unit="count")
+        yield Finding(name, "paper", numbers, unit="count")

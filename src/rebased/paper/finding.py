@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from rebased.config import plural
-from rebased.paper.contents import PaperItem
+from rebased.paper.contents import TITLES
 from rebased.paper.verdict import ANSWERS, Claim, Number, Outcome, Protocol, Verdict, judge
 from rebased.report.tables import NONE, Table, number, p_text
 
@@ -18,7 +18,7 @@ OUTCOMES: tuple[Outcome, ...] = ("agrees", "differs", "too wide to tell", "by co
 class Finding:
     """Everything that the page says about a table or figure."""
 
-    item: PaperItem
+    name: str  # of the table or figure
     protocol: Protocol
     numbers: Sequence[Number] = ()
     claims: Sequence[Claim] = ()
@@ -32,7 +32,6 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict, by the one rule."""
         return judge(self.numbers, self.claims, self.protocol)
 
     @property
@@ -74,8 +73,8 @@ class Finding:
     def to_record(self) -> dict[str, object]:
         """The finding as JSON data."""
         return {
-            "name": self.item.name,
-            "title": self.item.title,
+            "name": self.name,
+            "title": TITLES[self.name],
             "verdict": self.verdict,
             "protocol": self.protocol,
             "departures": list(self.departures),

@@ -10,7 +10,6 @@ from rebased.analysis.paired import compare, equals
 from rebased.analysis.spread import describe
 from rebased.config import plural
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding
 from rebased.paper.recall import grid
@@ -39,7 +38,6 @@ class Decay(NamedTuple):
     alone: list[float]
 
     def by_seed(self) -> dict[int, float]:
-        """Gamma by seed."""
         return {run.seed: gamma for run, gamma in zip(self.runs, self.gamma, strict=True)}
 
 
@@ -53,7 +51,7 @@ def find_gamma(evidence: Evidence) -> Finding:
                 numbers += not_run({cell.any_run.seq_len for cell in cells})
                 decays = decays_of(evidence)
                 return Finding(
-                    BY_NAME["Figure 10"],
+                    "Figure 10",
                     group.protocol,
                     numbers,
                     departures=group.departures,
@@ -61,7 +59,7 @@ def find_gamma(evidence: Evidence) -> Finding:
                     seeds=group.seeds,
                     sources=mqar.sources([*group.runs, *(run for decay in decays for run in decay.runs)]),
                 )
-    return Finding(BY_NAME["Figure 10"], "none", not_run())
+    return Finding("Figure 10", "none", not_run())
 
 
 def decays_of(evidence: Evidence) -> list[Decay]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from rebased.analysis.unpaired import Effect, effect_of
 from rebased.models import LMConfig
 from rebased.models.presets import preset_to_change
-from rebased.paper.contents import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.precision import TF32, PrecisionTest
 from rebased.paper.reference import PAPER, deviations, place_of
@@ -64,7 +63,6 @@ class Group(NamedTuple):
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, at all rates."""
         return [run for cell in self.cells.values() for run in cell.all_runs]
 
 
@@ -74,7 +72,7 @@ NO_RUNS = Group((), Results((), 0), {})
 def finding(name: str, group: Group, numbers: Sequence[Number], claims: Sequence[Claim], **more: Any) -> Finding:
     """What these runs show of a table or figure. `more` are other fields of the finding."""
     about: dict[str, Any] = {"unit": "cell", "seeds": group.seeds, "sources": sources(group.runs)}
-    return Finding(BY_NAME[name], group.protocol, numbers, claims, group.departures, **about, **more)
+    return Finding(name, group.protocol, numbers, claims, group.departures, **about, **more)
 
 
 def groups_of(
@@ -137,7 +135,6 @@ def is_papers_model(run: Run) -> bool:
 
 @cache
 def papers_model(preset: str, d_model: int) -> dict[str, Any]:
-    """The settings of a preset."""
     settings: dict[str, Any] = preset_to_change(preset, d_model=d_model).model_dump(mode="json")
     return settings
 

@@ -8,7 +8,7 @@ from rebased.config import plural
 from rebased.files import without_nan
 from rebased.paper.answers import forest, main_claims, sentences
 from rebased.paper.attention import find_attention
-from rebased.paper.contents import EXPERIMENTS, Experiment
+from rebased.paper.contents import EXPERIMENTS, TITLES, Experiment
 from rebased.paper.counts import find_counts
 from rebased.paper.evidence import PLANNED, Evidence
 from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, tally, words_table
@@ -48,8 +48,8 @@ class PaperPage:
             *find_counts(),
             find_perplexity(evidence),
         ]
-        by_name = {finding.item.name: finding for finding in found}
-        self.by_name = {item.name: by_name[item.name] for experiment in EXPERIMENTS for item in experiment.items}
+        by_name = {finding.name: finding for finding in found}
+        self.by_name = {name: by_name[name] for name in TITLES}
         if not evidence.shipped:
             check_relevant(self.findings, evidence)
         self.planned = judge_folders(PLANNED) if evidence.shipped else {}
@@ -131,7 +131,7 @@ class PaperPage:
             link = f'<a href="#{experiment.key}">{escape(experiment.title)}</a>'
             html += f'<tr><th scope="row">{link}</th><td></td><td></td></tr>'
             for finding in (self.by_name[item.name] for item in experiment.items):
-                name = f"{escape(finding.item.name)}: {escape(finding.item.title)}"
+                name = f"{escape(finding.name)}: {escape(TITLES[finding.name])}"
                 colour, verdict = finding.verdict.replace(" ", "-"), finding.verdict  # the word says it too
                 html += f'<tr><th scope="row">{name}</th><td><span class="verdict {colour}">{verdict}</span></td>'
                 html += f"<td>{escape(finding.sentence)}</td></tr>"
@@ -162,11 +162,11 @@ class PaperPage:
         html += paragraphs(*facts) + "".join(finding.draw() for finding in findings)
         for finding in findings:
             tables = {finding.unit: finding.number_table()}
-            if finding.item.name not in ("Table 1", "Figure 1"):  # their claims stand at the top
+            if finding.name not in ("Table 1", "Figure 1"):  # their claims stand at the top
                 tables["claim"] = finding.claim_table()
             for what, table in tables.items():
                 if table:
-                    html += details(f"Show {finding.item.name}: {plural(len(table.rows), what)}", words_table(table))
+                    html += details(f"Show {finding.name}: {plural(len(table.rows), what)}", words_table(table))
         return html + commands(experiment.redo)
 
 

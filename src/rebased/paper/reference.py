@@ -43,9 +43,8 @@ def place_of(run: Run) -> Place | None:
     """The run's place in the paper's grids; None if its task is not of the paper's kind."""
     if run.task != PAPER_TASK:
         return None
-    tested, trained = (
-        [(s["seq_len"], s.get("kv_pairs")) for s in run.settings["task"][part]] for part in ("test", "train")
-    )
+    splits = (run.settings["task"][part] for part in ("test", "train"))
+    tested, trained = ([(segment["seq_len"], segment.get("kv_pairs")) for segment in split] for split in splits)
     return Place(run.model, *tested[0], run.d_model) if len(tested) == 1 and trained == tested else None
 
 

@@ -8,7 +8,6 @@ from math import log
 from rebased.analysis.unpaired import Effect
 from rebased.config import grouped
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.counts import TABLE_9
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding, words_table
@@ -40,12 +39,12 @@ def find_perplexity(evidence: Evidence) -> Finding:
     """Table 2, from the first group of `rank_groups`; the others are shown below it."""
     groups = rank_groups(evidence.lm_runs)
     if not groups:
-        return Finding(BY_NAME["Table 2"], "none", hold_levels(NO_MODELS), hold_claims(contests(NO_MODELS)))
+        return Finding("Table 2", "none", hold_levels(NO_MODELS), hold_claims(contests(NO_MODELS)))
     chosen, departures = groups[0], departures_of(groups[0])
     own = all(is_papers_model(name, run) for name, runs in chosen.models.items() for run in runs.values())
     protocol: Protocol = "stand-in" if not own else "departs" if departures else "paper"
     return Finding(
-        BY_NAME["Table 2"],
+        "Table 2",
         protocol,
         hold_levels(chosen if own else NO_MODELS),
         hold_claims(contests(chosen)),
