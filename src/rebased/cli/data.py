@@ -128,7 +128,11 @@ def show(manifest: Manifest, folder: Path, to: Output) -> None:
     say(results, f"{folder}: {tokenizer.name}, {tokenizer.vocab_size:,} tokens, {manifest.dtype}")
     results.print(TerminalTable(describe(manifest)))
     if manifest.recipe:
-        results.print("", TerminalTable(describe_sources(manifest)))
+        say(
+            results,
+            f"of a split: the share of its runs of {RUN} tokens that occur in {next(iter(manifest.splits))} too",
+        )
+        results.print(TerminalTable(describe_sources(manifest)))
     for remark in remarks(manifest):
         say(to.console(), remark)
 
@@ -193,7 +197,7 @@ def by_source(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 def describe_sources(manifest: Manifest) -> Table:
     """A table of the sources of a recipe: documents, tokens, and how much of the other splits occurs in the first."""
-    first, *others = manifest.splits
+    _, *others = manifest.splits
     everything = sum(split.tokens for split in manifest.splits.values())
     rows = []
     for name, count in by_source(manifest).items():
@@ -201,8 +205,7 @@ def describe_sources(manifest: Manifest) -> Table:
         parts = ("-" if share is None else f"{share:.1%}" for share in shared)
         tokens = count["tokens"]
         rows.append((name, f"{count['documents']:,}", f"{tokens:,}", f"{tokens / everything:.1%}", *parts))
-    in_first = (f"runs of {RUN} tokens of {split} that occur in {first} too" for split in others)
-    return Table(("source", "documents", "tokens", "share", *in_first), rows)
+    return Table(("source", "documents", "tokens", "share", *(f"of {split}" for split in others)), rows)
 
 
 def describe(manifest: Manifest) -> Table:

@@ -182,7 +182,8 @@ def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRul
 
 def describe(rule: ARRule) -> str:
     """What counts as AR by this rule, in words."""
-    phrases = [f"the last of {plural(rule.order, 'token')} that occurred in this order earlier in the window"]
+    tokens, order = ("a token", "") if rule.order == 1 else (f"the last of {rule.order} tokens", "in this order ")
+    phrases = [f"{tokens} that occurred {order}earlier in the window"]
     if rule.reset_token is not None:
         phrases.append(f"since the last token {rule.reset_token}")
     if rule.max_count is not None:
