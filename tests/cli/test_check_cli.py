@@ -11,7 +11,6 @@ import pytest
 
 import rebased.cli.check
 from rebased.cli import main
-from rebased.cli.check import Suite
 from rebased.evaluate.checks import CheckResult
 
 OWN = """
@@ -37,7 +36,7 @@ def _fake_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mixers, tasks = ["rebased", "shared"], ["mqar", "shared"]
     fake = SimpleNamespace(mixers=mixers)
     monkeypatch.setitem(sys.modules, "fake_suites", fake)
-    suites = {"mixer": Suite(lambda: mixers, checks), "task": Suite(lambda: tasks, checks)}
+    suites = {"mixer": (lambda: mixers, checks), "task": (lambda: tasks, checks)}
     monkeypatch.setattr(rebased.cli.check, "SUITES", suites)
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OWN)

@@ -63,7 +63,7 @@ def test_the_demo_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
         assert answer in captured.out
         assert answer in page
     assert "from about 500 tokens on" in page
-    assert "rebased demo --out out --config tiny.yaml" in page
+    assert "rebased demo --config tiny.yaml --seeds 2 --out out" in page
     embedded = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
     assert len(embedded["runs"]) == 4
     assert list(embedded["keys_held"]) == ["LinearAttention, keys of 16", "ReBased, keys of 16"]

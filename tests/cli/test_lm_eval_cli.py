@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rebased.cli import main
-from rebased.cli.results import digits
+from rebased.cli.output import digits
 from rebased.data import Corpus, write_corpus
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.text import evaluate_text

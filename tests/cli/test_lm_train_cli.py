@@ -151,7 +151,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "")
     last = out.splitlines()[-1]
-    assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out
+    assert "stopping: saving 1 run; Ctrl-C again ends at once" in out
     assert re.match(r"interrupted at step \d+, saved; continue with: rebased lm train --config", last)
     again = shlex.split(last.partition("rebased lm train ")[2])
     step = int(re.findall(r"step (\d+)", last)[0])

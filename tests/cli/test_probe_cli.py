@@ -89,8 +89,8 @@ def test_a_second_probe_computes_what_changed_only(folder: Path, monkeypatch: py
 def test_one_command_trains_and_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two learning rates the better one is probed. A sweep that was interrupted is not."""
 
-    def fake_sweep(file: Path, *, out: Path, imports: tuple[str, ...], to: Output) -> int:
-        assert (file, imports) == (Path("table3-cpu"), ())
+    def fake_sweep(file: Path, *, out: Path, imports: tuple[str, ...], retry_failed: bool, to: Output) -> int:
+        assert (file, imports, retry_failed) == (Path("table3-cpu"), (), True)
         for lr in (1e-3, 1e-2):
             trained(out / str(lr), KERNELS["rebased"], {"train": {"lr": lr}})
         return 0

@@ -78,7 +78,7 @@ def test_a_users_mixer_is_trained_sized_and_compared_with_what_is_known(capsys: 
     assert {run.settings["model"]["mixers"][1]["key_width"] for run in own} == {128}
     assert found["sentences"][0] in capsys.readouterr().out
     page = Path("runs/suite-small/report.html").read_text()
-    assert "rebased suite small.yaml own.py:Own --workers 1" in page
+    assert "rebased suite small.yaml own.py:Own --known known.jsonl.gz --workers 1" in page
     assert len(Path("runs/suite-small/runs.csv").read_text().splitlines()) == 1 + 4 + 2 * 4
     assert suite(*words, "--json", "again.json") == 0  # nothing is trained twice
     assert "0 to train" in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_a_page_in_a_hurry_is_written_without_timing(monkeypatch: pytest.MonkeyP
     """After Ctrl-C the reader waits for the page."""
     known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
     write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
-    monkeypatch.setattr("rebased.cli.suite.run_sweep", lambda *_, **__: 130)
+    monkeypatch.setattr("rebased.cli.suite.run_sweep", lambda *_, **__: (130, None))
     monkeypatch.delattr("rebased.cli.suite.time_steps")
     assert suite("small.yaml", "rebased", "--known", "known.jsonl.gz") == 130
     assert "The training steps were not timed" in Path("runs/suite-small/report.html").read_text()

@@ -240,7 +240,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err == ""
-    assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out
+    assert "stopping: saving 1 run; Ctrl-C again ends at once" in out
     assert re.match(r"interrupted at step \d+, saved; continue with: rebased train --config", last)
     assert rebased(*shlex.split(last.partition("rebased ")[2])) == 0
     assert "from step 0" not in capsys.readouterr().out.splitlines()[0]

@@ -56,7 +56,7 @@ def found_in(folder: Path, **bundles: list[Run]) -> dict[str, Finding]:
 
 
 def findings(evidence: Evidence) -> dict[str, Finding]:
-    return {finding.item.name: finding for finding in PaperPage(evidence).findings}
+    return {finding.name: finding for finding in PaperPage(evidence).findings}
 
 
 def table_1(epochs: int, rates: tuple[float, ...], *, off: float = 0.0, d_models: tuple[int, ...] = (24,)) -> list[Run]:

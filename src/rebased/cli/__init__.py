@@ -3,6 +3,7 @@
 import atexit
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -95,6 +96,8 @@ LONGEST_ERROR = 4000  # characters
 
 began = time.monotonic()
 """When the command began: `main` sets it before it imports a verb, which can take seconds."""
+typed: list[str] = []
+"""The words of the command, as `main` was given them."""
 
 START = (
     "Train small models on tasks of recall, compare them, and train and serve language models. Begin with "
@@ -135,16 +138,18 @@ def build_app(described: Container[str] = ()) -> "App":
 
 def main(tokens: Sequence[str] | None = None) -> Never:
     """Run one command and exit with its code. `tokens` are the words after `rebased`; default: those of sys.argv."""
-    global began
-    began = time.monotonic()
-    words = list(sys.argv[1:] if tokens is None else tokens)
+    global began, typed
+    began, typed = time.monotonic(), list(sys.argv[1:] if tokens is None else tokens)
+    words = typed
     debug = "--debug" in words or os.environ.get("REBASED_TRACEBACK", "0") not in ("", "0")
     try:
         words = json_target([word for word in words if word != "--debug"])
         refuse_unknown_verb(words)
-        verb = verb_of(words)
+        verb = " ".join(words[: 2 if words and words[0] in GROUPS else 1])
         with ctrl_c_ends_at_once():
-            import_verb(verb)
+            import_module("cyclopts")
+            if verb in COMMANDS:
+                import_module(COMMANDS[verb][0].partition(":")[0])
         code = build_app([verb])(words, exit_on_error=False, print_error=False, result_action="return_value")
     except KeyboardInterrupt:
         atexit.register(signal.signal, signal.SIGINT, _leave)  # a second Ctrl-C, while Python ends, is as quiet
@@ -158,6 +163,12 @@ def main(tokens: Sequence[str] | None = None) -> Never:
         say_error(explain_error(error))
         sys.exit(USER_ERROR if is_users(error) else OUR_ERROR)
     sys.exit(code)
+
+
+def same_page() -> str:
+    """Return the command that was typed, without --json and --quiet: it makes the same page again."""
+    words = [word for word in json_target(typed) if not word.startswith("--json") and word != "--quiet"]
+    return shlex.join(["rebased", *words])
 
 
 @contextmanager
@@ -181,18 +192,6 @@ def _leave(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)
 
 
-def verb_of(words: Sequence[str]) -> str:
-    """Return the verb that these words begin with, of one word or of two."""
-    return " ".join(words[:2] if words and words[0] in GROUPS else words[:1])
-
-
-def import_verb(verb: str) -> None:
-    """Import the module of a verb, if there is such a verb, and what parses its options."""
-    import_module("cyclopts")
-    if verb in COMMANDS:
-        import_module(COMMANDS[verb][0].partition(":")[0])
-
-
 def json_target(words: Sequence[str]) -> list[str]:
     """Return the words with a value for each --json: the word after it if that names a .json file, else - for stdout.
 
@@ -213,7 +212,6 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
     group = words[0] if words and words[0] in GROUPS else None
     if group is not None:
         words, known = words[1:], [verb.split()[1] for verb in COMMANDS if verb.startswith(f"{group} ")]
-    typed = f"{group} {words[0]}" if group and words else " ".join(words[:1])
     if words and not words[0].startswith("-") and words[0] not in known:
         from rebased.config import did_you_mean
 
@@ -222,7 +220,7 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
         near = did_you_mean(meant, known)
         if not group and near.startswith("known: "):
             near = f"known: {', '.join(dict.fromkeys(verb.split()[0] for verb in COMMANDS))}"
-        raise ValueError(f"unknown command {typed!r}; {near}")
+        raise ValueError(f"unknown command {' '.join(filter(None, (group, words[0])))!r}; {near}")
 
 
 def is_users(error: Exception) -> bool:
@@ -238,7 +236,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def explain_error(error: Exception) -> str:
-    """Return the message that the user sees."""
     from cyclopts import CoercionError, CycloptsError, MissingArgumentError
 
     from rebased.config import SYNONYMS
@@ -293,7 +290,8 @@ def say_error(message: str) -> None:
     """Print `error: ...` on stderr. The first word is red in a terminal."""
     from rich.text import Text
 
-    from rebased.cli.terminal import Terminal, plain
+    from rebased.cli.output import Terminal
+    from rebased.config import plain
 
     shown = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."
     line = Text.assemble(("error:", "bold red"), " ", plain(shown))

@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -24,14 +23,11 @@ FAILED = 1
 COLOURS: dict[Outcome, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
-class Suite(NamedTuple):
-    """A register and the contract suite for what is in it."""
-
-    names: Callable[[], list[str]]
-    run: Callable[..., Iterable[CheckResult]]  # (name), or (name, settings) where settings are given
-
-
-SUITES = {"mixer": Suite(mixer_names, run_mixer_contract), "task": Suite(task_names, run_task_contract)}
+SUITES: dict[str, tuple[Callable[[], Sequence[str]], Callable[..., Iterable[CheckResult]]]] = {
+    "mixer": (mixer_names, run_mixer_contract),
+    "task": (task_names, run_task_contract),
+}
+"""The names in each register, and the contract of one: it takes a name, and settings where some are given."""
 
 
 def check(
@@ -61,21 +57,22 @@ def check(
         name = registered_as(name) or name
     elif name.endswith(".py"):
         raise ValueError(f"{name}: which mixer or task in this file? write {name}:NAME")
-    registered = {kind: list(suite.names()) for kind, suite in SUITES.items()}
+    registered = {kind: names() for kind, (names, _) in SUITES.items()}
     kinds = [kind for kind, names in registered.items() if name in names]
     if not kinds:
-        raise ValueError(unknown(source, name, registered))
+        near = did_you_mean(name, sorted(each for names in registered.values() for each in names))
+        where = f"{source} registers neither a mixer nor a task" if source else "there is neither a mixer nor a task"
+        yours = "@register_mixer and @register_task register your own"
+        raise ValueError(f"{where} named {name!r}; {near} ({yours})")
     fields = task_fields(settings)
     if fields and kinds == ["mixer"]:
         raise ValueError(f"--task.{next(iter(fields))}: {name!r} is a mixer; only tasks take settings here")
     found: list[dict[str, Any]] = []
     for kind in kinds:
         given = (fields,) if fields and kind == "task" else ()
-        results = run_suite(kind, name, partial(SUITES[kind].run, name, *given), to)
-        found += [
-            {"kind": kind, "check": each.name, "ok": each.ok, "outcome": each.outcome, "message": each.message}
-            for each in results
-        ]
+        for each in run_suite(kind, name, SUITES[kind][1](name, *given), to):
+            about = {"kind": kind, "check": each.name, "ok": each.ok, "outcome": each.outcome}
+            found.append(about | {"message": each.message})
     counts = Counter(check["outcome"] for check in found)
     to.emit({"name": name, "passed": not counts["failed"], "skipped": counts["skipped"], "checks": found})
     return FAILED if counts["failed"] else 0
@@ -92,19 +89,12 @@ def task_fields(settings: Sequence[str]) -> dict[str, Any]:
     return fields
 
 
-def unknown(source: str, name: str, registered: dict[str, list[str]]) -> str:
-    """Return the error about a name that neither register has."""
-    known = sorted(name for names in registered.values() for name in names)
-    where = f"{source} registers neither a mixer nor a task" if source else "there is neither a mixer nor a task"
-    return f"{where} named {name!r}; {did_you_mean(name, known)} (@register_mixer and @register_task register your own)"
-
-
-def run_suite(kind: str, name: str, run: Callable[[], Iterable[CheckResult]], to: Output) -> list[CheckResult]:
+def run_suite(kind: str, name: str, checks: Iterable[CheckResult], to: Output) -> list[CheckResult]:
     """Print one line per check and a summary. Return the results."""
     console = to.console()
     results: list[CheckResult] = []
     with console.status(Text(f"checking {kind} {name} ...")) as status:
-        for result in run():
+        for result in checks:
             results.append(result)
             console.print(line_of(result), soft_wrap=True)
             status.update(Text(f"checking {kind} {name}: {len(results)} done ..."))

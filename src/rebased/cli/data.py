@@ -1,33 +1,34 @@
 """rebased data: prepare text as tokens on disk, and verify a prepared folder."""
 
 import shlex
-import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-from rich.table import Table
 
+from rebased import cli
 from rebased.cli import INTERRUPTED
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
-from rebased.cli.results import progress_bars
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
+from rebased.cli.rich_table import TerminalTable
 from rebased.config import plural
 from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
-from rebased.data.manifest import Manifest, files_of, read_manifest, verify_file
+from rebased.data.manifest import MANIFEST, Manifest, files_of, read_manifest, verify_file
 from rebased.data.overlap import RUN
 from rebased.data.recipe import fetch, find_recipe, parse_given, read_recipe
 from rebased.data.splits import DEFAULT_SPLIT, parse_size
+from rebased.report.tables import Table
 from rebased.train.executors.local import usable_cores
 
 DOWNLOADS = Path("data/downloads")
+COUNTED = ("documents", "text_bytes", "tokens")  # of a split
+REPORTED = ("invalid_utf8", "skipped_files", "divided", "duplicates", "shared_runs")  # of the whole
 
 
 def prepare(
@@ -93,7 +94,7 @@ def prepare(
         shard_bytes=parse_size(shard_size),
     )
     console = to.console()
-    begin = time.perf_counter()
+    begin, was_done = time.perf_counter(), (out / MANIFEST).exists()
     path, fetched = find_recipe(sources), None
     if path is None and given:
         raise ValueError("--from belongs to a recipe, such as mini-pile; name files as SOURCES")
@@ -102,34 +103,38 @@ def prepare(
             recipe = read_recipe(path)
             with progress_bars(console) as begin_bar:
                 fetched = fetch(recipe, downloads, parse_given(given, recipe), begin_bar("files of the recipe"))
-        with ProgressBar(console) as bar:
+        with progress_bar(console) as on_progress:
             manifest = run_prepare(
                 config,
                 out,
                 fetched=fetched,
                 workers=usable_cores() if workers is None else workers,
                 resume=resume,
-                on_progress=bar.show,
+                on_progress=on_progress,
             )
     except KeyboardInterrupt:
-        words = [word for word in sys.argv[1:] if word != "--resume"]
-        say(
-            console, f"interrupted; finished shards are kept; continue with: rebased {shlex.join([*words, '--resume'])}"
-        )
+        words = shlex.join(["rebased", *cli.typed, *([] if resume else ["--resume"])])
+        say(console, f"interrupted; finished shards are kept; continue with: {words}")
         return INTERRUPTED
-    show(manifest, out, to, console)
-    say(console, f"wrote {out} in {time.perf_counter() - begin:.1f} s" if bar.moved else f"{out} was done already")
+    show(manifest, out, to)
+    say(console, f"{out} was done already" if was_done else f"wrote {out} in {time.perf_counter() - begin:.1f} s")
     to.emit(contents(manifest, out))
     return 0
 
 
-def show(manifest: Manifest, folder: Path, to: Output, console: Console) -> None:
+def show(manifest: Manifest, folder: Path, to: Output) -> None:
     """Print what a prepared folder holds: a table of the splits, one of the sources of a recipe, and remarks."""
-    to.result_console().print(describe(manifest, folder))
+    results, tokenizer = to.result_console(), manifest.tokenizer
+    say(results, f"{folder}: {tokenizer.name}, {tokenizer.vocab_size:,} tokens, {manifest.dtype}")
+    results.print(TerminalTable(describe(manifest)))
     if manifest.recipe:
-        to.result_console().print(describe_sources(manifest))
+        say(
+            results,
+            f"of a split: the share of its runs of {RUN} tokens that occur in {next(iter(manifest.splits))} too",
+        )
+        results.print(TerminalTable(describe_sources(manifest)))
     for remark in remarks(manifest):
-        say(console, remark)
+        say(to.console(), remark)
 
 
 def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
@@ -155,7 +160,7 @@ def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
                 verify_file(folder, file)
             except ValueError as error:
                 damaged.append(str(error))
-    show(manifest, folder, to, console)
+    show(manifest, folder, to)
     counts = {"files": len(sizes), "bytes": sum(sizes.values())}
     to.emit({**contents(manifest, folder), **counts, "damaged": damaged})
     if damaged:
@@ -173,20 +178,11 @@ def contents(manifest: Manifest, folder: Path) -> dict[str, Any]:
         "vocab_size": manifest.tokenizer.vocab_size,
         "dtype": manifest.dtype,
         "splits": {
-            name: {
-                "documents": split.documents,
-                "text_bytes": split.text_bytes,
-                "tokens": split.tokens,
-                "shards": len(split.shards),
-            }
+            name: {part: getattr(split, part) for part in COUNTED} | {"shards": len(split.shards)}
             for name, split in manifest.splits.items()
         },
-        "invalid_utf8": manifest.invalid_utf8,
-        "skipped_files": manifest.skipped_files,
-        "divided": manifest.divided,
         "sources": by_source(manifest),
-        "duplicates": manifest.duplicates,
-        "shared_runs": manifest.shared_runs,
+        **{part: getattr(manifest, part) for part in REPORTED},
     }
 
 
@@ -201,34 +197,25 @@ def by_source(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 def describe_sources(manifest: Manifest) -> Table:
     """A table of the sources of a recipe: documents, tokens, and how much of the other splits occurs in the first."""
-    first, *others = manifest.splits
-    table = Table(title=f"runs of {RUN} tokens that occur in {first} too, %", title_justify="right", box=SIMPLE_HEAD)
-    table.add_column("source")
-    for column in ("documents", "tokens", "share", *(f"of {split}" for split in others)):
-        table.add_column(column, justify="right")
+    _, *others = manifest.splits
     everything = sum(split.tokens for split in manifest.splits.values())
+    rows = []
     for name, count in by_source(manifest).items():
         shared = [manifest.shared_runs.get(split, {}).get(name) for split in others]
-        parts = ("-" if share is None else f"{100 * share:.1f}" for share in shared)
+        parts = ("-" if share is None else f"{share:.1%}" for share in shared)
         tokens = count["tokens"]
-        table.add_row(name, f"{count['documents']:,}", f"{tokens:,}", f"{tokens / everything:.1%}", *parts)
-    return table
+        rows.append((name, f"{count['documents']:,}", f"{tokens:,}", f"{tokens / everything:.1%}", *parts))
+    return Table(("source", "documents", "tokens", "share", *(f"of {split}" for split in others)), rows)
 
 
-def describe(manifest: Manifest, folder: Path) -> Table:
+def describe(manifest: Manifest) -> Table:
     """A table of the splits: documents, bytes of text, tokens and shards."""
-    name, size = manifest.tokenizer.name, manifest.tokenizer.vocab_size
-    table = Table(title=f"{folder}: {name}, {size:,} tokens, {manifest.dtype}", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("split")
-    for column in ("documents", "text bytes", "tokens", "bytes per token", "shards"):
-        table.add_column(column, justify="right")
-    for split, content in manifest.splits.items():
-        text_bytes = content.text_bytes
-        known = ("?", "?") if text_bytes is None else (f"{text_bytes:,}", f"{text_bytes / content.tokens:.3f}")
-        table.add_row(
-            split, f"{content.documents:,}", known[0], f"{content.tokens:,}", known[1], f"{len(content.shards)}"
-        )
-    return table
+    rows = []
+    for name, split in manifest.splits.items():
+        size = split.text_bytes
+        known = ("?", "?") if size is None else (f"{size:,}", f"{size / split.tokens:.3f}")
+        rows.append((name, f"{split.documents:,}", known[0], f"{split.tokens:,}", known[1], f"{len(split.shards)}"))
+    return Table(("split", "documents", "text bytes", "tokens", "bytes per token", "shards"), rows)
 
 
 def remarks(manifest: Manifest) -> list[str]:
@@ -250,49 +237,31 @@ def remarks(manifest: Manifest) -> list[str]:
     return found
 
 
-class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """The progress of a preparation: a bar in a terminal, one line per shard in a log."""
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """The `on_progress` of a preparation: a bar in a terminal, one line per shard in a log."""
+    bar = RichProgress(
+        TextColumn("shard {task.fields[shard]}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[text]}", markup=False),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("prepare", total=None, shard=1, text="reading")
+    begin, kept, written = 0.0, 0, 0
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = RichProgress(
-            TextColumn("shard {task.fields[shard]}", markup=False),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}", markup=False),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task: TaskID | None = None
-        self._begin, self._first_bytes, self._last = 0.0, 0, Progress(0, 0, 0, 0, 0)
+    def show(now: Progress) -> None:
+        nonlocal begin, kept, written
+        if not begin:  # the speed leaves out what an earlier command has encoded
+            begin, kept = time.perf_counter(), now.source_bytes
+        speed = (now.source_bytes - kept) / max(1e-9, time.perf_counter() - begin)
+        text = f"{now.source_bytes / 1e6:,.1f} MB  {speed / 1e6:,.1f} MB/s  {now.tokens:,} tokens"
+        bar.update(task, completed=now.done, total=now.total or None, shard=now.shards + 1, text=text)
+        if not console.is_terminal and now.shards > written:
+            say(console, f"shard {now.shards} is written: {text}")
+        written = now.shards
 
-    def __enter__(self) -> "ProgressBar":
-        self._bar.start()
-        self._task = self._bar.add_task("prepare", total=None, shard=1, text="reading")
-        self._begin = time.perf_counter()
-        return self
-
-    @property
-    def moved(self) -> bool:
-        """Whether anything was encoded; False if the folder was complete already."""
-        return self._last.tokens > 0
-
-    def show(self, progress: Progress) -> None:
-        """Show how far the preparation is; the `on_progress` of `prepare`."""
-        if self._last.source_bytes == 0 or progress.source_bytes == self._last.source_bytes:
-            self._begin, self._first_bytes = time.perf_counter(), progress.source_bytes  # leaves out kept shards
-        speed = (progress.source_bytes - self._first_bytes) / max(1e-9, time.perf_counter() - self._begin)
-        text = f"{progress.source_bytes / 1e6:,.1f} MB  {speed / 1e6:,.1f} MB/s  {progress.tokens:,} tokens"
-        assert self._task is not None
-        self._bar.update(
-            self._task, completed=progress.done, total=progress.total or None, shard=progress.shards + 1, text=text
-        )
-        if not self._console.is_terminal and progress.shards > self._last.shards:
-            say(self._console, f"shard {progress.shards} is written: {text}")
-        self._last = progress
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+    with bar:
+        yield show

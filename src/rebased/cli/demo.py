@@ -1,13 +1,12 @@
 """rebased demo: train small models on MQAR on the CPU, time the operator, and write a page with three answers."""
 
-import shlex
-from collections.abc import Sequence
 from os.path import relpath
 from pathlib import Path
 from typing import Annotated
 
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
-from rebased.cli.sweep import Command, read_points, run_sweep
+from rebased.cli import same_page
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli.sweep import Command, run_sweep
 from rebased.cli.sweep_files import SweepFiles
 from rebased.evaluate.attention_speed import time_attention
 from rebased.evaluate.readout import Readout, read_out, read_pairs
@@ -19,7 +18,6 @@ from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 from rebased.runs.record import read_record
 from rebased.runs.shipped import MODELS
-from rebased.train.sweep.plan import PlannedRun
 
 SWEEP = Path("demo")
 SHIPPED = MODELS / "demo.jsonl.xz"
@@ -28,21 +26,6 @@ OUT = Path("runs") / "demo"
 SUITE_PAGE = Path("runs") / "suite-quick" / "report.html"
 SEEDS = 2  # some 280 seconds of one core; the shipped seeds decide
 FIRST_SEED = 42  # the paper's
-
-
-class DemoCommand(Command):
-    """The command that starts or resumes a demo. It also trains runs again that failed."""
-
-    def again(self, failed: Sequence[PlannedRun]) -> str:
-        """The same command."""
-        return str(self)
-
-    def __str__(self) -> str:
-        words = ["rebased", "demo"]
-        words += ["--out", str(self.out)] if self.out != OUT else []
-        words += ["--seeds", str(count)] if (count := self.settings[1].count(",") + 1) != SEEDS else []
-        words += ["--config", str(self.file)] if self.file != SWEEP else []
-        return shlex.join(words)
 
 
 def demo(
@@ -66,15 +49,14 @@ def demo(
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; choose a folder (--out)")
     to.check()
     console, page = to.console(), out / "report.html"
     check_replaceable(page)  # before minutes of training, not after
     settings = ("--grid.train.seed", str(list(range(FIRST_SEED, FIRST_SEED + seeds))))
-    command = DemoCommand(config, settings, out, SweepFiles())
-    points = read_points(config, (), {settings[0].removeprefix("--"): settings[1]}).points
-    if code := run_sweep(command, Messages(to.json, to.quiet), retry_failed=True):
+    command = Command(config, settings, out, SweepFiles())
+    points = command.read().points
+    code, _ = run_sweep(command, to, retry_failed=True)
+    if code:
         return code
     runs = [Run(digest, read_record(out / digest)) for digest in (point.config.digest() for point in points)]
     if diverged := [run for run in runs if run.status != "done"]:
@@ -85,7 +67,7 @@ def demo(
     maps = {name: read_state(out / group[0].folder, group[0]) for name, group in labelled(runs).items()}
     answers = three_sentences(runs, shipped, timings, maps)
     suite = Path(relpath(SUITE_PAGE, out)).as_posix()
-    write_page(demo_page(runs, shipped, timings, maps, str(command), suite), page)
+    write_page(demo_page(runs, shipped, timings, maps, same_page(), suite), page)
     for answer in answers:
         say(to.result_console(), answer)
     say(console, f"wrote {page}: open it in a browser")

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.lm_serve import AllowHost
+from rebased.cli.model_options import Device
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.ops.backend import choose_device
 from rebased.runs.load import open_model
@@ -27,7 +28,7 @@ def explore(
     allow_host: AllowHost = (),
     tokenizer: str | None = None,
     data: Path | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    device: Device = "cpu",
     imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> int:
@@ -50,8 +51,6 @@ def explore(
         Of language models: bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the run's own.
     data
         Of language models: a folder that `rebased data prepare` wrote, for its tokenizer.
-    device
-        Where to compute.
     imports
         Python file or module with your own mixers or tasks. Can be given several times.
     """

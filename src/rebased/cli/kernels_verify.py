@@ -3,9 +3,7 @@
 import os
 from typing import Literal
 
-from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.results import progress_bars
-from rebased.cli.terminal import Terminal
+from rebased.cli.output import TO_TERMINAL, Output, Terminal, progress_bars, say
 from rebased.config import plural
 from rebased.kernels.verify import Checked, Verification
 from rebased.kernels.verify import verify as check_machine

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.rich_table import TerminalTable
-from rebased.cli.terminal import plain
-from rebased.config import plural
+from rebased.config import plain, plural
 from rebased.paper.reference import PAPER
 from rebased.report.lm.models import compare_language_models
 from rebased.report.lm.narrative import remarks

@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
-from rebased.cli.computing import DEFAULT_COMPUTING, Computing
 from rebased.cli.lm_tasks import TaskOptions, eval_tasks, list_tasks
-from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.results import OnProgress, digits, progress_bars
+from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath, check_length
+from rebased.cli.output import TO_TERMINAL, OnProgress, Output, digits, progress_bars, say
+from rebased.cli.rich_table import TerminalTable
 from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import NgramCounts, count_stream
 from rebased.evaluate.text import evaluate_text
 from rebased.models.weights import model_checksum
-from rebased.runs.load import Trained, open_trained
+from rebased.report.tables import Table
+from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.shipped import find_model, model_name
 from rebased.train.lm.corpus import describe_corpus
@@ -59,7 +58,7 @@ DEFAULT_AR, DEFAULT_TASKS = ARTokens(), TaskOptions()
 
 
 def lm_eval(
-    model: Path | None = None,
+    model: ModelPath = None,
     /,
     *,
     data: Path | None = None,
@@ -78,8 +77,6 @@ def lm_eval(
 
     Parameters
     ----------
-    model
-        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     data
         Folder that `rebased data prepare` wrote. Default: the one that the run was trained on.
     split
@@ -97,7 +94,7 @@ def lm_eval(
     if tasks.tasks is not None:
         return eval_tasks(path, tasks, data, seq_len, computing, where, to)
     trained = open_trained(path, data, where)
-    length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
+    length = check_length(trained.seq_len if seq_len is None else seq_len, trained.model, "--seq-len")
     corpus = trained.corpus
     corpus.verify_if_small(split, *(["train"] if ar.max_count is not None else []))
     text = corpus.windows(split, length, isolate_documents=trained.isolate_documents)
@@ -152,16 +149,6 @@ def count_training(corpus: Corpus, split: str, order: int, on_progress: Callable
     return count_stream(stream, order, corpus.vocab_size, among=measured, on_progress=on_progress)
 
 
-def check_length(length: int, trained: Trained, option: str) -> int:
-    """`length`, if the model takes such sequences; otherwise ValueError that names `option`."""
-    limit = trained.model.config.length_limit
-    if length < 1:
-        raise ValueError(f"{option} {length}: give 1 or more")
-    if limit is not None and length > limit:
-        raise ValueError(f"{option} {length}: the model has {limit} positions; give 1 to {limit}")
-    return length
-
-
 def parse_reset_token(name: str | None, corpus: Corpus) -> int | None:
     """The token id that --reset-token means; None if it is not given."""
     if name is None:
@@ -177,31 +164,26 @@ def parse_reset_token(name: str | None, corpus: Corpus) -> int | None:
 
 def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRule) -> None:
     """Print the table of perplexities, and below it what AR means and the bits per byte."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("tokens")
-    for name in ("number", "share", "perplexity", "95 % interval", "nats"):
-        table.add_column(name, justify="right")
     ago = [(f"  {a:,} ago" if a == b else f"  {a:,} to {b:,} ago", kind) for a, b, kind in summary.by_distance]
     kinds = [("all", summary.all), ("non-AR", summary.non_ar), ("AR", summary.ar), *ago]
+    rows = []
     for name, kind in kinds:
         share = f"{kind.tokens / summary.all.tokens:.4f}"
         low, high = map(digits, kind.perplexity_interval)
         interval = f"{low} to {high}" if low != "-" else "-"
-        table.add_row(name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4))
-    console.print(table)
+        rows.append((name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4)))
+    console.print(TerminalTable(Table(("tokens", "number", "share", "perplexity", "95 % interval", "nats"), rows)))
     if any(kind.tokens and math.isnan(kind.interval.low) for _, kind in kinds):
-        console.print("no interval where all tokens are of one window", highlight=False)
-    console.print(f"AR: {describe(rule)}", highlight=False, soft_wrap=True)
+        say(console, "no interval where all tokens are of one window")
+    say(console, f"AR: {describe(rule)}")
     value = "not known: this text was prepared without counting its bytes" if bits is None else f"{bits:.4f}"
-    console.print(f"bits per byte: {value}", highlight=False)
+    say(console, f"bits per byte: {value}")
 
 
 def describe(rule: ARRule) -> str:
     """What counts as AR by this rule, in words."""
-    if rule.order == 1:
-        phrases = ["a token that occurred earlier in the window"]
-    else:
-        phrases = [f"the last of {rule.order} tokens that occurred in this order earlier in the window"]
+    tokens, order = ("a token", "") if rule.order == 1 else (f"the last of {rule.order} tokens", "in this order ")
+    phrases = [f"{tokens} that occurred {order}earlier in the window"]
     if rule.reset_token is not None:
         phrases.append(f"since the last token {rule.reset_token}")
     if rule.max_count is not None:
@@ -210,16 +192,9 @@ def describe(rule: ARRule) -> str:
 
 
 def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:
-    """The measured numbers as JSON data."""
-
     def kind(measured: Measured) -> dict[str, Any]:
-        return {
-            "tokens": measured.tokens,
-            "nats": measured.nats,
-            "nats_interval": measured.interval,
-            "perplexity": measured.perplexity,
-            "perplexity_interval": measured.perplexity_interval,
-        }
+        losses = {"tokens": measured.tokens, "nats": measured.nats, "nats_interval": measured.interval}
+        return losses | {"perplexity": measured.perplexity, "perplexity_interval": measured.perplexity_interval}
 
     return {
         "all": kind(summary.all),

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rebased.cli.imports import Imports, import_all
+from rebased.cli.imports import import_all
+from rebased.cli.model_options import ModelPath, OwnMixers, TokenizerFolder, TokenizerName
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.models.weights import load_model
 from rebased.runs.export import export_model
@@ -12,14 +13,14 @@ from rebased.runs.shipped import find_model
 
 
 def lm_export(
-    model: Path | None = None,
+    model: ModelPath = None,
     /,
     *,
     out: Annotated[Path, OUT_OPTION],
     layout: Literal["hf", "authors"] = "hf",
-    tokenizer: str | None = None,
-    data: Path | None = None,
-    imports: Imports = (),
+    tokenizer: TokenizerName = None,
+    data: TokenizerFolder = None,
+    imports: OwnMixers = (),
     to: Output = TO_TERMINAL,
 ) -> int:
     """Write a trained language model as others read it.
@@ -31,18 +32,10 @@ def lm_export(
 
     Parameters
     ----------
-    model
-        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     out
         Folder to write; it must be new or empty.
     layout
         hf, or authors.
-    tokenizer
-        bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the one that the run was trained with.
-    data
-        Folder that `rebased data prepare` wrote, for its tokenizer.
-    imports
-        Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     to.check()
     import_all(imports)

@@ -6,23 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED
-from rebased.cli.output import STDOUT, TO_TERMINAL, Output
-from rebased.cli.results import progress_bars
-from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
+from rebased.cli.model_options import DEFAULT_MODEL, ModelOptions
+from rebased.cli.output import STDOUT, TO_TERMINAL, Output, Terminal, progress_bars, say
 from rebased.cli.text_output import TextOutput
+from rebased.config import plural
 from rebased.files import parse_json
 from rebased.models import GenerateOptions, Generation, Sampling
 from rebased.models.decoder import PREFILL_CHUNK
 from rebased.runs.load import TextModel
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.shipped import find_model, model_name
-from rebased.train.interrupt import StopRequest, stop_request
+from rebased.train.interrupt import stop_request
 
 Texts = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, allow_leading_hyphen=True)]
 
@@ -121,16 +121,23 @@ def lm_generate(
     if opening.cuda_graph and where.type == "cuda":
         generation.capture()
     begin = time.perf_counter()
+    console, made = Console(highlight=False), 0
     with stop_request() as request:
         read(generation)
-        output = TextOutput(Console(highlight=False), generation, silent=to.quiet or to.json == STDOUT)
-        made = write(generation, output, request)
+        output = None if to.quiet or to.json == STDOUT else TextOutput(console, generation)
+        while not request.check() and (token := next(generation, None)):
+            made += 1
+            if output:
+                output.write(token)
     seconds = time.perf_counter() - begin
-    output.close()
+    if output:
+        output.close()
     about = {"code": describe_code(), "machine": describe_machine(where)}
     to.emit(describe(opened, generation, model, made, seconds) | about)
-    if not to.quiet:
-        output.summarise(made, seconds)
+    if made and console.is_terminal and not to.quiet:
+        rate = f"{plural(made, 'token')} in {seconds:.1f} s, {made / seconds:,.0f} tokens/s"
+        size = generation.state_bytes / generation.slots / 1e6
+        say(Terminal(stderr=True), f"{rate}; a sequence's state takes {size:,.2f} MB")
     return INTERRUPTED if request.asked else 0
 
 
@@ -156,23 +163,19 @@ def read(generation: Generation) -> None:
         generation.advance(begin_bar("reading prompts"))
 
 
-def write(generation: Generation, output: TextOutput, request: StopRequest) -> int:
-    """Write tokens until all sequences have ended or the user asks to stop. Returns how many there were."""
-    made = 0
-    while not request.check():
-        token = next(generation, None)
-        if token is None:
-            break
-        made += 1
-        output.write(token)
-    return made
-
-
 def describe(
     opened: TextModel, generation: Generation, model: Path | None, made: int, seconds: float
 ) -> dict[str, Any]:
     """Everything about a generation as JSON data."""
     found, options = generation.result(), asdict(generation.options)
+    sequences = {
+        "prompt": list(map(opened.tokenizer.decode, generation.prompts)),
+        "prompt_tokens": generation.prompts,
+        "text": found.texts,
+        "tokens": found.tokens,
+        "logprobs": found.logprobs,
+        "finish_reason": found.finish_reasons,
+    }
     ending = ("max_tokens", "stop", "end_of_text", "ignore_end_of_text")
     return {
         "model": model_name(find_model(model)),
@@ -184,19 +187,7 @@ def describe(
         "new_tokens": made,
         "seconds": seconds,
         "state_bytes": generation.state_bytes,
-        "sequences": [
-            {
-                "prompt": opened.tokenizer.decode(prompt),
-                "prompt_tokens": prompt,
-                "text": text,
-                "tokens": tokens,
-                "logprobs": logprobs,
-                "finish_reason": reason,
-            }
-            for prompt, text, tokens, logprobs, reason in zip(
-                generation.prompts, found.texts, found.tokens, found.logprobs, found.finish_reasons, strict=True
-            )
-        ],
+        "sequences": [dict(zip(sequences, each, strict=True)) for each in zip(*sequences.values(), strict=True)],
     }
 
 
@@ -213,32 +204,30 @@ def collect_prompts(given: Sequence[str], file: Path | None) -> list[str]:
         return list(given)
     if sys.stdin is None or sys.stdin.isatty():
         return [""]
-    return [_decode(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin").removesuffix("\n")]
+    return [read_text(sys.stdin.buffer, "stdin").removesuffix("\n")]
 
 
 def read_prompt_file(path: Path) -> list[str]:
     """One prompt per line that is not blank; in a .jsonl file one JSON object per line, {"prompt": "..."}."""
     with open(path, "rb") as stream:
-        text = _decode(stream.read(MAX_BYTES + 1), str(path))
-    is_json = path.suffix in (".jsonl", ".ndjson")
-    prompts = []
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.removesuffix("\r")
-        if line.strip():
-            prompts.append(_from_json(line, f"{path}, line {number}") if is_json else line)
-    if not prompts:
+        lines = [line.removesuffix("\r") for line in read_text(stream, str(path)).split("\n")]
+    numbered = {f"{path}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    if not numbered:
         raise ValueError(f"{path} has no prompts; write one per line")
+    if path.suffix not in (".jsonl", ".ndjson"):
+        return list(numbered.values())
+    prompts = []
+    for where, line in numbered.items():
+        found = parse_json(line, where)
+        if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
+            raise ValueError(f'{where} should be an object with a text, such as {{"prompt": "def main("}}')
+        prompts.append(found["prompt"])
     return prompts
 
 
-def _from_json(line: str, where: str) -> str:
-    found = parse_json(line, where)
-    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
-        raise ValueError(f'{where} should be an object with a text, such as {{"prompt": "def main("}}')
-    return found["prompt"]
-
-
-def _decode(content: bytes, where: str) -> str:
+def read_text(stream: BinaryIO, where: str) -> str:
+    """All that can be read, which must be UTF-8 and not too large."""
+    content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ValueError(f"{where} has more than {MAX_BYTES:,} bytes; give a smaller text")
     try:

@@ -4,19 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from rebased.analysis.intervals import wilson
-from rebased.cli.computing import DEFAULT_COMPUTING, Computing
-from rebased.cli.lm_eval import check_length
-from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.results import progress_bars
+from rebased.cli.model_options import DEFAULT_COMPUTING, Computing, ModelPath, check_length
+from rebased.cli.output import TO_TERMINAL, Output, progress_bars, say
+from rebased.cli.rich_table import TerminalTable
 from rebased.config import plural
 from rebased.evaluate.facts.episodes import Condition, build_recall
 from rebased.evaluate.facts.model_answers import Answer, Tally, answer_questions, tally, tally_by_distance
 from rebased.evaluate.facts.sources import read_facts, read_squad
+from rebased.report.tables import Table
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.shipped import find_model, model_name
@@ -29,7 +27,7 @@ LABELS: dict[Condition, str] = {
 
 
 def lm_recall(
-    model: Path | None = None,
+    model: ModelPath = None,
     /,
     *,
     facts: Path | None = None,
@@ -50,8 +48,6 @@ def lm_recall(
 
     Parameters
     ----------
-    model
-        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     facts
         Facts, one JSON object per line: {"context": "The capital of Norway is", "continuation": "Oslo"} (.jsonl, also
         .gz, .xz or .zst).
@@ -76,7 +72,7 @@ def lm_recall(
     known = read_facts(facts) if facts is not None else read_squad(squad or "")
     path = find_model(model)
     trained = open_trained(path, data, where)
-    size = check_length(trained.seq_len if length is None else length, trained, "--length")
+    size = check_length(trained.seq_len if length is None else length, trained.model, "--length")
     with console.status("making contexts"):
         recall = build_recall(
             known, trained.corpus.tokenizer.encode, length=size, questions=questions, together=together, seed=seed
@@ -96,12 +92,11 @@ def lm_recall(
     source = facts or squad
     asked = f"{plural(tallies['present'].asked, 'question')} after contexts of up to {size:,} tokens"
     results = to.result_console()
-    say(results, f"{model_name(path)}, {trained.model.num_parameters():,} parameters; {source}: {asked}")
+    parameters = trained.model.num_parameters()
+    say(results, f"{model_name(path)}, {parameters:,} parameters; {source}: {asked}")
     show(results, tallies, by_distance)
     if recall.too_long:
-        left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
-        results.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
-    parameters = trained.model.num_parameters()
+        say(results, f"left out: {plural(recall.too_long, 'fact')} too long for {size:,} tokens")
     about: dict[str, Any] = {"model": model_name(path), "parameters": parameters, "source": str(source), "length": size}
     about |= {"together": together, "seed": seed, "precision": computing.precision}
     about |= {"too_long": recall.too_long, "code": describe_code(), "machine": describe_machine(where)}
@@ -112,7 +107,6 @@ def lm_recall(
 def results_of(
     answers: Mapping[Condition, Sequence[Answer]], tallies: Mapping[Condition, Tally], by_distance: Sequence[Tally]
 ) -> dict[str, Any]:
-    """All numbers and answers as JSON data."""
     found = {condition: numbers(some) for condition, some in tallies.items()}
     distances = [{"nearest": some.nearest, "farthest": some.farthest, **numbers(some)} for some in by_distance]
     each = {condition: [answer._asdict() for answer in some] for condition, some in answers.items()}
@@ -121,27 +115,19 @@ def results_of(
 
 def show(console: Console, tallies: dict[Condition, Tally], by_distance: list[Tally]) -> None:
     """Print the table of accuracies: by distance with the fact in the context, then the two controls."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("answers")
-    for name in ("asked", "correct", "accuracy", "95 % interval", "nats"):
-        table.add_column(name, justify="right")
-    rows = [(LABELS["present"], tallies["present"])]
-    rows += [(f"  {some.nearest:,} to {some.farthest:,} ago", some) for some in by_distance]
-    rows += [(LABELS[condition], tallies[condition]) for condition in ("absent", "alone")]
-    for name, some in rows:
+    named = [(LABELS["present"], tallies["present"])]
+    named += [(f"  {some.nearest:,} to {some.farthest:,} ago", some) for some in by_distance]
+    named += [(LABELS[condition], tallies[condition]) for condition in ("absent", "alone")]
+    rows = []
+    for name, some in named:
         low, high = wilson(some.correct, some.asked)
         counts = (f"{some.asked:,}", f"{some.correct:,}")
-        table.add_row(name, *counts, f"{some.accuracy:.3f}", f"{low:.3f} to {high:.3f}", f"{some.nats:.3f}")
-    console.print(table)
-    console.print("ago: tokens since the answer in the context; nats: -ln p of an answer", highlight=False)
+        rows.append((name, *counts, f"{some.accuracy:.3f}", f"{low:.3f} to {high:.3f}", f"{some.nats:.3f}"))
+    console.print(TerminalTable(Table(("answers", "asked", "correct", "accuracy", "95 % interval", "nats"), rows)))
+    say(console, "ago: tokens since the answer in the context; nats: -ln p of an answer")
 
 
 def numbers(some: Tally) -> dict[str, Any]:
     """A tally as JSON data, with Wilson's interval of the accuracy."""
-    return {
-        "asked": some.asked,
-        "correct": some.correct,
-        "accuracy": some.accuracy,
-        "interval": wilson(some.correct, some.asked),
-        "nats": some.nats,
-    }
+    counts = {"asked": some.asked, "correct": some.correct, "accuracy": some.accuracy, "nats": some.nats}
+    return counts | {"interval": wilson(some.correct, some.asked)}

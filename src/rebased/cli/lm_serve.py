@@ -13,10 +13,9 @@ import torch
 from cyclopts import Parameter
 from rich.console import Console
 
+from rebased.cli.model_options import DEFAULT_MODEL, ModelOptions, ModelPath, check_length
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.config import plural
-from rebased.models import LanguageModel
 from rebased.runs.load import record_beside
 from rebased.runs.shipped import find_model, model_name, shipped_models
 
@@ -91,7 +90,7 @@ DEFAULT_SERVING = ServeOptions()
 
 
 def lm_serve(
-    model: Path | None = None,
+    model: ModelPath = None,
     /,
     *,
     host: str = "127.0.0.1",
@@ -110,8 +109,6 @@ def lm_serve(
 
     Parameters
     ----------
-    model
-        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     host
         Address to listen on. Default: this machine alone.
     port
@@ -173,7 +170,8 @@ def build_engine(model: Path | None, opening: ModelOptions, serving: ServeOption
 
     where = opening.import_code()
     opened = opening.open(model, where).model
-    context = context_of(opened, serving.context)
+    limit = opened.config.length_limit
+    context = check_length(serving.context or limit or CONTEXT, opened, "--context")
     try:
         engine = Engine(
             opened,
@@ -216,14 +214,6 @@ def read_key(path: Path | None) -> str | None:
     if not key or not key.isprintable() or " " in key:
         raise ValueError(f"--api-key-file {path}: a key is one or more printable characters on one line")
     return key
-
-
-def context_of(model: LanguageModel, asked: int | None) -> int:
-    """Return how many tokens a sequence may have. Raises ValueError if the model takes fewer than are asked for."""
-    limit = model.config.length_limit
-    if limit is not None and asked is not None and asked > limit:
-        raise ValueError(f"--context {asked}: the model has {limit} positions; give 1 to {limit}")
-    return asked or limit or CONTEXT
 
 
 def trained_on(path: Path) -> str:

@@ -7,14 +7,12 @@ from typing import Annotated
 
 import torch
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from rebased.cli.computing import Computing
-from rebased.cli.output import Output, say
-from rebased.cli.results import OnProgress, digits, progress_bars
-from rebased.cli.terminal import Terminal
+from rebased.cli.model_options import Computing
+from rebased.cli.output import OnProgress, Output, Terminal, digits, progress_bars, say
+from rebased.cli.rich_table import TerminalTable
 from rebased.evaluate.harness.tasks import task_names
+from rebased.report.tables import Table
 from rebased.runs.evaluations import append_evaluation
 from rebased.runs.load import open_text_model
 from rebased.runs.provenance import describe_code, describe_machine
@@ -99,15 +97,17 @@ def eval_tasks(
             folder=options.task_folder,
             limit=options.limit,
         )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("task", no_wrap=True)
-    table.add_column("score")
-    for name in ("value", "standard error", "examples"):
-        table.add_column(name, justify="right")
-    for score in scores:
-        spread = "" if score.stderr is None else digits(score.stderr)
-        table.add_row(score.task, score.metric, digits(score.value), spread, f"{score.examples:,}")
-    to.result_console().print(table)
+    rows = [
+        (
+            score.task,
+            score.metric,
+            digits(score.value),
+            "" if score.stderr is None else digits(score.stderr),
+            f"{score.examples:,}",
+        )
+        for score in scores
+    ]
+    to.result_console().print(TerminalTable(Table(("task", "score", "value", "standard error", "examples"), rows)))
     entry = {
         "type": "tasks",
         "model": model_name(model),

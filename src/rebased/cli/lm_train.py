@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rebased.cli.output import TO_TERMINAL, Output
-from rebased.cli.train import DEFAULT, Ended, Settings, TrainOptions, train_one
+from rebased.cli.train import DEFAULT, Described, Settings, TrainOptions, train_one
 from rebased.config import plural
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
@@ -27,12 +27,12 @@ def lm_train(*settings: Settings, config: Path, options: TrainOptions = DEFAULT,
     return train_one(LMRunConfig, find_config(config, "lm"), settings, options, describe, to)
 
 
-def describe(run: LMRunConfig, result: RunResult) -> Ended:
+def describe(run: LMRunConfig, result: RunResult) -> Described:
     """The perplexities of a trained model."""
     end = read_record(result.folder)[-1] if result.status != "interrupted" else {}
     measured: dict[str, Any] = {split: end[split] for split in ("valid", "test") if split in end}
     found = ", ".join(f"{split} perplexity {in_parts(scores)}" for split, scores in measured.items())
-    return Ended("", f"{found} after {plural(result.step, 'step')}", measured)
+    return [f"{found} after {plural(result.step, 'step')}"], measured
 
 
 def in_parts(measured: dict[str, Any]) -> str:

@@ -1,18 +1,17 @@
 """rebased paper: every table and figure of the paper, ours beside it, with a verdict each."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli import same_page
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
 from rebased.cli.report import check_page_name
-from rebased.cli.results import progress_bars
 from rebased.cli.rich_table import TerminalTable
 from rebased.models import preset
 from rebased.paper.counts import (
@@ -29,6 +28,7 @@ from rebased.paper.evidence import read_evidence, shipped_evidence
 from rebased.paper.page import PaperPage
 from rebased.paper.planned import judge_plan, outcome_table, read_plan
 from rebased.report.page import write_page
+from rebased.report.tables import Table
 
 COLOURS = {"reproduced": "green", "partly": "yellow", "undecided": "cyan", "not reproduced": "red", "not run": "dim"}
 
@@ -79,8 +79,7 @@ def paper(
         begin_bar("computing")
         found = PaperPage(evidence)
         if out is not None:
-            words = ["rebased", "paper", *map(str, records), "-o", str(out)]
-            write_page(found.page(shlex.join(words)), out)
+            write_page(found.page(same_page()), out)
     for n, sentence in enumerate(found.answers, 1):
         say(results, f"{n}. {sentence}")
     results.print(shown(found))
@@ -92,17 +91,14 @@ def paper(
     return 0
 
 
-def shown(found: PaperPage) -> Table:
+def shown(found: PaperPage) -> RichTable:
     """One row per table and figure: its verdict, and why."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for head, wrap in (("of the paper", False), ("verdict", False), ("why", True)):
         table.add_column(head, no_wrap=not wrap)
     for finding in found.findings:
-        table.add_row(finding.item.name, Text(finding.verdict, COLOURS[finding.verdict]), finding.sentence)
+        table.add_row(finding.name, Text(finding.verdict, COLOURS[finding.verdict]), finding.sentence)
     return table
-
-
-TITLES = {4: "Table 4: the MQAR models", 9: "Table 9: the language models"}
 
 
 def print_parameters(to: Output) -> int:
@@ -112,51 +108,48 @@ def print_parameters(to: Output) -> int:
     """
     ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
     sizes = sizes_at_one_length()
-    exact = sum(count == cell.parameters for cell, count in ours.items())
+    wrong = sum(count != cell.parameters for cell, count in ours.items())
     console = to.result_console()
-    for table in (TABLE_4, TABLE_9):
-        console.print(_table(table, ours))
-    console.print(_size_table(sizes))
-    console.print(_notes(), highlight=False)
-    verdict = f"all {len(ours)} cells exact" if exact == len(ours) else f"{len(ours) - exact} of {len(ours)} differ"
-    console.print(verdict, style="bold green" if exact == len(ours) else "bold red", highlight=False)
-    cells = [_record(cell, count) for cell, count in ours.items()]
+    for title, table in (
+        ("Table 4: the MQAR models", count_table(TABLE_4, ours)),
+        ("Table 9: the language models", count_table(TABLE_9, ours)),
+        (f"All at {SAME_LENGTH} positions: parameters, and KiB of state (fp32) by number of tokens", size_table(sizes)),
+    ):
+        console.print(title, style="bold", highlight=False)
+        console.print(TerminalTable(table), "")
+    say(console, notes())
+    verdict = f"{wrong} of {len(ours)} differ" if wrong else f"all {len(ours)} cells exact"
+    console.print(verdict, style="bold red" if wrong else "bold green", highlight=False)
+    cells = []
+    for cell, count in ours.items():
+        about = cell._asdict()
+        papers = about.pop("parameters")
+        cells.append({**about, "ours": count, "paper": papers, "exact": count == papers})
     to.emit({"cells": cells, "at_one_length": [size._asdict() for size in sizes]})
-    return 0 if exact == len(ours) else 1
+    return 1 if wrong else 0
 
 
-def _record(cell: Cell, ours: int) -> dict[str, object]:
-    shape = {"table": cell.table, "model": cell.model, "d_model": cell.d_model, "positions": cell.positions}
-    return {**shape, "preset": cell.preset, "ours": ours, "paper": cell.parameters, "exact": ours == cell.parameters}
-
-
-def _table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
-    table = Table(title=TITLES[cells[0].table], title_justify="left")
-    table.add_column("model")
-    for name in ("D", "positions", "ours", "paper", ""):
-        table.add_column(name, justify="right")
+def count_table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
+    """Our counts beside the paper's."""
+    rows = []
     for cell in cells:
         off = ours[cell] - cell.parameters
-        mark = Text("✓", "green") if off == 0 else Text(f"✗ {off:+,}", "red")
-        counts = (f"{cell.d_model}", f"{cell.positions}", f"{ours[cell]:,}", f"{cell.parameters:,}")
-        table.add_row(cell.model, *counts, mark, end_section=cell.d_model == 512)  # a model's last width
-    return table
+        counts = (f"{ours[cell]:,}", f"{cell.parameters:,}", f"✗ {off:+,}" if off else "✓")
+        rows.append((cell.model, f"{cell.d_model}", f"{cell.positions}", *counts))
+    return Table(("model", "D", "positions", "ours", "paper", ""), rows)
 
 
-def _size_table(sizes: Sequence[Size]) -> Table:
-    title = f"All at {SAME_LENGTH} positions: parameters, and KiB of state (fp32) by number of tokens"
-    table = Table(title=title, title_justify="left", pad_edge=False, collapse_padding=True)
-    table.add_column("preset")
-    for name in ("D", "parameters", *map(str, STATE_LENGTHS)):
-        table.add_column(name, justify="right")
+def size_table(sizes: Sequence[Size]) -> Table:
+    """Parameters and states of all models at one length."""
+    rows = []
     for size in sizes:
         states = (f"{size.state_bytes[length] / 1024:,.1f}" for length in STATE_LENGTHS)
-        table.add_row(size.preset, f"{size.d_model}", f"{size.parameters:,}", *states, end_section=size.d_model == 512)
-    return table
+        rows.append((size.preset, f"{size.d_model}", f"{size.parameters:,}", *states))
+    return Table(("preset", "D", "parameters", *map(str, STATE_LENGTHS)), rows)
 
 
-def _notes() -> str:
-    """Return what a reader needs to know to compute the same numbers."""
+def notes() -> str:
+    """What a reader needs to know to compute the same numbers."""
     based = count_parameters(preset("lm-paper-text-based"))
     more = count_parameters(preset("lm-paper-text-rebased")) - based
     return (

@@ -1,17 +1,17 @@
 """rebased probe: where the layers of trained models look, and how near that is to where the answers stand."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from rich.console import Console
 
+from rebased.cli import same_page
 from rebased.cli.imports import Imports, import_all
-from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, say
+from rebased.cli.model_options import Device
+from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, progress_bars, say, to_json
 from rebased.cli.report import check_page_name
-from rebased.cli.results import progress_bars, to_json
 from rebased.cli.rich_table import TerminalTable
 from rebased.cli.sweep import sweep as train_sweep
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
@@ -37,7 +37,7 @@ def probe(
     seq_len: int | None = None,
     data: Path | None = None,
     sweep: Path | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> int:
@@ -67,8 +67,6 @@ def probe(
     sweep
         First train this sweep in the folder RUNS, as `rebased sweep FILE --out RUNS` does; what is done is not trained
         again.
-    device
-        Where to compute.
     imports
         Python file or module with your own mixers or tasks. Can be given several times.
     """
@@ -79,8 +77,8 @@ def probe(
     if sweep is not None:
         if len(runs) != 1:
             raise ValueError(f"--sweep trains into one folder; give one, such as runs/{sweep.stem}, not {len(runs)}")
-        code = train_sweep(sweep, out=runs[0], imports=imports, to=Output(quiet=to.quiet or to.json == STDOUT))
-        if code:
+        quiet = Output(quiet=to.quiet or to.json == STDOUT)
+        if code := train_sweep(sweep, out=runs[0], imports=imports, retry_failed=True, to=quiet):
             return code
     asked: dict[str, Any] = {"split": split, "examples": examples, "windows": windows, "seq_len": seq_len, "data": data}
     records, refused = probe_all(runs, to.console(), device=choose_device(device), **asked)
@@ -88,11 +86,7 @@ def probe(
     report.warnings += [f"left out: {error}" for error in refused]
     show(report, to)
     if out is not None:
-        options = {"--split": split, "--seq-len": seq_len, "--data": data}
-        options |= {"--examples": examples if examples != EXAMPLES else None}
-        options |= {"--windows": windows if windows != WINDOWS else None}
-        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(out)])), out)
+        write_page(report.page(same_page()), out)
         say(to.console(), f"wrote {out}")
     to.emit(seal(json.loads(to_json({"type": "probes", "records": records}))))
     return 0
@@ -142,16 +136,13 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
     if not path.is_dir():
         raise ValueError(f"{path}: there is no such folder; give a run's, or one with runs below it")
     found = {file.parent: read_record(file) for file in sorted(path.rglob(RECORD))}
-    ended = {folder: Run(str(folder), lines) for folder, lines in found.items() if lines}
-    done = {folder: run for folder, run in ended.items() if run.lines[0]["type"] == "run" and run.status == "done"}
+    runs = [Run(str(folder), lines) for folder, lines in found.items() if lines and lines[0]["type"] == "run"]
+    done = [run for run in runs if run.status == "done"]
     if not done:
         raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
     if len(done) < len(found):
-        note = f"{len(found) - len(done)} of {len(found)} runs have not ended, or diverged; they are left out"
-        say(console, note)
-    synthetic = [run for run in done.values() if "task" in run.settings]
-    chosen = [Path(run.folder) for run in done.values() if "task" not in run.settings]
-    if synthetic:
-        cells = build_results(synthetic).cells
-        chosen += [Path(run.folder) for cell in cells for run in cell.chosen.values()]
-    return chosen
+        say(console, f"left out: {len(found) - len(done)} of {len(found)} runs, which have not ended, or diverged")
+    chosen = [run for run in done if "task" not in run.settings]
+    if synthetic := [run for run in done if "task" in run.settings]:
+        chosen += [run for cell in build_results(synthetic).cells for run in cell.chosen.values()]
+    return [Path(run.folder) for run in chosen]

@@ -1,9 +1,5 @@
 """How one run looks, whatever is trained: a bar in a terminal, lines in a log."""
 
-import os
-import shlex
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
@@ -11,39 +7,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from rebased.cli.output import say
 from rebased.config import plural
-from rebased.runs.folder import CONFIG
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.oom import OUT_OF_MEMORY
-
-AT_ONCE = "ended at once; resume the runs in progress from their last checkpoints with"
 
 
 def being_saved(runs: int, *, time_is_up: bool = False) -> str:
     """The message after Ctrl-C, or when the time is up, while `runs` runs are being saved, which can take seconds."""
-    are, them = ("1 run is", "it") if runs == 1 else (f"{runs} runs are", "them")
     why, again = ("time is up", "Ctrl-C") if time_is_up else ("stopping", "Ctrl-C again")
-    return f"{why}: {are} being saved; {again} ends {them} at once, without saving"
-
-
-def ended_at_once(verb: str, folder: Path, imports: Sequence[str]) -> str:
-    """The message after a second Ctrl-C, which does not wait until the run is saved."""
-    if not (folder / CONFIG).exists():
-        return "ended at once; nothing was written yet"
-    return f"ended at once; to resume from the last checkpoint, {continue_with(verb, folder, imports)}"
-
-
-def nothing_to_resume(folder: Path) -> str | None:
-    """What --resume says if the folder has no run; None if it has one. Of several processes one says it."""
-    if (folder / CONFIG).exists() or os.environ.get("RANK", "0") != "0":
-        return None
-    return f"there is no run in {folder} to resume: this begins a new one"
-
-
-def continue_with(verb: str, folder: Path, imports: Sequence[str]) -> str:
-    """How to resume the run in a folder: "continue with: rebased ...". `imports` are the values of --import."""
-    words = ["--config", str(folder / CONFIG), "--out", str(folder), "--resume"]
-    words += [word for name in imports for word in ("--import", name)]
-    return f"continue with: rebased {verb} {shlex.join(words)}"
+    return f"{why}: saving {plural(runs, 'run')}; {again} ends at once, without saving"
 
 
 class ProgressSink(Sink):
@@ -159,33 +130,30 @@ class Lines(ProgressSink):
         say(self._console, headline(run))
 
     def line(self, line: dict[str, Any]) -> None:
-        if text := self._words(line):
-            say(self._console, text)
-
-    def _words(self, line: dict[str, Any]) -> str | None:
-        where = f"step {line['step']}/{self._steps}"
+        where, text = f"step {line.get('step')}/{self._steps}", None
         if line["type"] == "epoch":
-            return (
+            text = (
                 f"epoch {line['epoch']}/{self._epochs}  step {line['step']}  loss {line['loss']:.4f}  "
                 f"accuracy {line['test']['accuracy']:.4f}  lr {line['lr']:.2e}  "
                 f"{line['tokens_per_second']:,.0f} tokens/s  {line['seconds'] + line['test_seconds']:.1f} s"
             )
-        if line["type"] == "step":
+        elif line["type"] == "step":
             mfu = "" if line["mfu"] is None else f"  MFU {line['mfu']:.1%}"
             left = (self._steps - line["step"]) * line["tokens"] / line["step"] / line["tokens_per_second"]
-            return (
+            text = (
                 f"{where}  loss {line['loss']:.4f}  |g| {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
                 f"{line['tokens_per_second']:,.0f} tokens/s{mfu}  {left:,.0f} s left"
             )
-        if line["type"] == "eval":
-            return (
+        elif line["type"] == "eval":
+            text = (
                 f"{where}  valid loss {line['loss']:.4f}  perplexity {line['perplexity']:.3f}  "
                 f"({line['valid_tokens']:,} tokens in {line['seconds']:.1f} s)"
             )
-        if line["type"] == OUT_OF_MEMORY:
+        elif line["type"] == OUT_OF_MEMORY:
             rows = plural(line["micro_batch"], "sequence")
-            return f"{where}  out of GPU memory: {rows} at once from here on, the same batch"
-        return None
+            text = f"{where}  out of GPU memory: {rows} at once from here on, the same batch"
+        if text:
+            say(self._console, text)
 
     def measuring(self, split: str, done: int, total: int) -> None:
         if done == 0:

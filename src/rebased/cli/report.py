@@ -1,16 +1,15 @@
 """rebased report: tables, figures and one page from the records of runs."""
 
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from rebased.cli import same_page
 from rebased.cli.imports import Imports, import_all
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
-from rebased.cli.results import progress_bars
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, progress_bars, say
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
 from rebased.report.drawing import FORMATS as FIGURES
@@ -87,15 +86,13 @@ def report(
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if out:
-            options = {"--reference": reference, "--reference-values": reference_values}
-            write_page(result.page(title, typed(runs, out, options)), out)
-        writing = begin_bar("writing") if files else None
+            write_page(result.page(title, same_page()), out)
+        writing = begin_bar("writing")
         for done, (path, content) in enumerate(files.items(), start=1):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 file.write(content())
-            if writing:
-                writing(done, len(files))
+            writing(done, len(files))
         if bundle:
             write_bundle(distinct([*every, *found.others]), bundle)
     for sentence in result.summary:
@@ -128,10 +125,8 @@ def parse_formats(formats: str) -> list[str]:
     kinds = [kind.strip().lower().removeprefix(".") for kind in formats.split(",") if kind.strip()]
     for kind in kinds:
         if kind not in FORMATS:
-            raise ValueError(
-                f"--formats {kind}: there is no such format here; tables are written as {', '.join(TABLES)}, figures "
-                f"as {', '.join(FIGURES)}"
-            )
+            known = f"tables are written as {', '.join(TABLES)}, figures as {', '.join(FIGURES)}"
+            raise ValueError(f"--formats {kind}: there is no such format here; {known}")
     if not kinds:
         raise ValueError(f"--formats is empty; name some of {', '.join(FORMATS)}")
     return kinds
@@ -147,10 +142,3 @@ def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, C
         for figure in (figure for figure in FIGURES if figure in kinds):
             files[folder / f"figure-{name}.{figure}"] = partial(panels.to_file, figure)
     return files
-
-
-def typed(runs: tuple[Path, ...], out: Path, options: Mapping[str, object]) -> str:
-    """The command that makes the page again."""
-    words = ["rebased", "report", *map(str, runs), "-o", str(out)]
-    words += [word for name, value in options.items() if value for word in (name, str(value))]
-    return shlex.join(words)

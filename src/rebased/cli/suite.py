@@ -1,17 +1,16 @@
 """rebased suite: compare mixers on the same tasks with the same bytes of state, yours among them."""
 
 import logging
-import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from rebased.cli import INTERRUPTED
+from rebased.cli import INTERRUPTED, same_page
 from rebased.cli.imports import import_user_code, registered_as
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.sweep import Command, run_sweep
 from rebased.cli.sweep_files import DEFAULT_SWEEP, SweepFiles, SweepOptions
 from rebased.config import did_you_mean, plural
@@ -29,10 +28,8 @@ from rebased.runs.suite import Suite, SuiteMixer, load_suite, own_mixer
 from rebased.train.kinds import training_of
 from rebased.train.sweep.cost import processor_of, time_steps
 from rebased.train.sweep.grid import Point, Select, Sweep
-from rebased.train.sweep.plan import PlannedRun
 
 ALL = "all"
-GPU = "--gpu"
 DECISIVE = (
     "keeps_shape",
     "output_is_finite",
@@ -45,27 +42,23 @@ DECISIVE = (
 """How checks begin without which a comparison means nothing."""
 
 
+@dataclass(frozen=True)
 class SuiteCommand(Command):
-    """The command that starts or resumes a suite. Its settings are the names of mixers."""
+    """The runs of a suite. The settings are the names of mixers."""
 
-    @property
+    device: str | None = None  # None: where the suite file says
+
+    @cached_property
     def content(self) -> Suite:
-        """The suite of its file."""
         return load_suite(find_config(self.file, "suite"))
 
     @property
     def folder(self) -> Path:
-        """The folder of the runs."""
         return self.out or Path("runs") / f"suite-{self.file.stem}"
-
-    @property
-    def device(self) -> str | None:
-        """Where runs are trained; None: where the suite file says."""
-        return "cuda" if GPU in self.settings else None
 
     def mixers(self) -> dict[str, SuiteMixer]:
         """The mixers that are to be trained, by their names on the page. The user's code has been imported."""
-        suite, targets = self.content, [word for word in self.settings if word != GPU]
+        suite, targets = self.content, self.settings
         return dict(suite.mixers if ALL in targets else [find_mixer(suite, target) for target in targets])
 
     def read(self) -> Sweep:
@@ -77,13 +70,6 @@ class SuiteCommand(Command):
             for config in suite.configs(self.file.stem, label, mixer, self.device)
         ]
         return Sweep(points, Select(seeds=len(suite.choose_seeds)) if len(suite.rates) > 1 else None, by_task=True)
-
-    def again(self, failed: Sequence[PlannedRun]) -> str:
-        """The same command. It also trains runs again that failed."""
-        return str(self)
-
-    def __str__(self) -> str:
-        return shlex.join(["rebased", "suite", str(self.file), *self.settings, *self.words(())])
 
 
 def suite(
@@ -121,9 +107,9 @@ def suite(
     sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
     for source in sources:
         import_user_code(source, said=source)
-    shipped = [path for path in (shipped_results(file),) if path.exists()]
+    shipped = [path for path in [MODELS / f"suite-{file.stem}.jsonl.gz"] if path.exists()]
     files = SweepFiles(options, () if sources else shipped)
-    command = SuiteCommand(file, (*mixers, GPU) if gpu else mixers, out, files, sources, json=to.json)
+    command = SuiteCommand(file, mixers, out, files, sources, device="cuda" if gpu else None)
     page = command.folder / "report.html"
     check_replaceable(page)  # before minutes of training, not after
     code, chosen = 0, command.mixers()
@@ -136,7 +122,7 @@ def suite(
         for name in (name for name, mixer in chosen.items() if mixer.unsized and name not in command.content.mixers):
             say(to.console(), f"{name} has no state_size: its recall is shown, and it gets no place among the others")
         say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
-        code = run_sweep(command, Messages(to.json, to.quiet), retry_failed=True)
+        code, _ = run_sweep(command, to, retry_failed=True)
     if options.dry_run:
         return code
     places = [path for path in (command.folder, *shipped, *options.known, options.bundle) if path and path.exists()]
@@ -147,7 +133,7 @@ def suite(
     to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
     in_a_hurry = options.time_limit is not None or code == INTERRUPTED
     speeds = measure(command, board, to) if board.cells and not in_a_hurry else {}
-    write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
+    write_page(suite_page(board, file.stem, same_page(), speeds, processor_of(command.device or "cpu")), page)
     for name, content in files_of(board).items():
         (command.folder / name).write_bytes(content)
     for sentence in three_sentences(board):
@@ -155,11 +141,6 @@ def suite(
     say(to.console(), f"wrote {page}: open it in a browser")
     to.emit(to_json(board) | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
     return code
-
-
-def shipped_results(file: Path) -> Path:
-    """The bundle of shipped results of a suite."""
-    return MODELS / f"suite-{file.stem}.jsonl.gz"
 
 
 def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:

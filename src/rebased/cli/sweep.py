@@ -1,14 +1,13 @@
 """rebased sweep: train all runs of a grid, several at once. The same command resumes it."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -19,8 +18,7 @@ from rebased.cli.imports import Imports, import_all, import_user_code
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, each_warning_once, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.progress import AT_ONCE
-from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, sweep_board
+from rebased.cli.sweep_board import ENDED, LineBoard, LiveBoard, Tally, describe_plan, duration, plan_table
 from rebased.cli.sweep_files import DEFAULT_SWEEP, SweepFiles, SweepOptions
 from rebased.config import plural
 from rebased.files import NotSaved
@@ -83,44 +81,53 @@ def sweep(
         Also train the runs that failed before.
     """
     to.check(resumes=True)
-    command = Command(file, settings, out, SweepFiles(options), imports, executor, to.json)
-    return run_sweep(command, to, retry_failed=retry_failed)
+    command = Command(file, settings, out, SweepFiles(options), imports, executor)
+    code, result = run_sweep(command, to, retry_failed=retry_failed)
+    if result is not None:
+        to.emit(result)
+    return code
 
 
-def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> int:
-    """Plan the sweep of a command, show the plan, and train it unless it is a dry run. Returns the exit code."""
-    console, folder, files, dry_run = to.console(), command.folder, command.files, command.options.dry_run
+def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> tuple[int, dict[str, Any] | None]:
+    """Plan the sweep of a command, show the plan, and train it unless it is a dry run. Returns the exit code, and the
+    runs as JSON data; None after a second Ctrl-C."""
+    console, folder, files, options = to.console(), command.folder, command.files, command.files.options
     check_folder(folder)
     with each_warning_once(console):
         points, select, by_task = command.read()
     with ExitStack() as stack:
-        if command.options.mps and not dry_run:
+        if options.mps and not options.dry_run:
             stack.enter_context(mps_daemon())
         where = command.make_executor(uses_gpu=any(point.config.train.device != "cpu" for point in points))
         stack.callback(where.close)
-        log = SweepLog(folder) if dry_run else stack.enter_context(sweep_folder(folder))
-        plan = files.plan(points, folder, log, command.file, on_gpu=where.gpus > 0, dry_run=dry_run)
+        log = SweepLog(folder) if options.dry_run else stack.enter_context(sweep_folder(folder))
+        plan = files.plan(points, folder, log, command.file, on_gpu=where.gpus > 0, dry_run=options.dry_run)
         runs, stages = plan.to_do(retry_failed), Stages(select, plan.runs) if select else None
         cost = show_plan(console, plan, log, files, where, stages, retry_failed=retry_failed)
-        if dry_run:
-            to.emit(
-                result_of(plan, plan.runs)
-                | {"estimated_seconds": cost.total, "estimated_range": [cost.least, cost.most]}
-            )
-            return 0
-        queue = SweepQueue(runs, stages, command.budget(cost), plan.runs, by_task=by_task)
-        tally = Tally(plan, cost, where.workers, stages)
+        if options.dry_run:
+            found = {"estimated_seconds": cost.total, "estimated_range": [cost.least, cost.most]}
+            return 0, result_of(plan, plan.runs) | found
+        limit, budget = options.time_limit, None
+        if limit is not None:
+            may_break_off = options.carry_unfinished is not None
+            budget = TimeBudget(limit.total_seconds(), cost, may_break_off=may_break_off, started=cli.began)
+        queue = SweepQueue(runs, stages, budget, plan.runs, by_task=by_task)
+        tally, shown = Tally(plan, cost, where.workers, stages), LiveBoard if console.is_terminal else LineBoard
+
+        def again(seconds: float | None = None) -> str:
+            return same_sweep(retry_failed=bool(tally.failed) and not retry_failed, seconds=seconds)
+
         try:
-            with sweep_board(console, tally, files.keep(plan)) as board:
+            with shown(console, tally, files.keep(plan)) as board:
                 ending = train_runs(queue, log, where, board)
         except KeyboardInterrupt:
-            say(console, f"{AT_ONCE}: {command.again(tally.failed)}")
-            return INTERRUPTED
+            say(console, f"ended at once; resume the runs in progress from their last checkpoints with: {again()}")
+            return INTERRUPTED, None
         except NotSaved as error:
-            raise NotSaved(f"{error}; continue with: {command.again(tally.failed)}") from error
-        code = conclude(console, plan, tally, queue, ending, command)
-        to.emit(result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"})
-        return SOME_FAILED if files.unwritten else code
+            raise NotSaved(f"{error}; continue with: {again()}") from error
+        code = conclude(console, plan, tally, queue, ending, files, again)
+        result = result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"}
+        return SOME_FAILED if files.unwritten else code, result
 
 
 def show_plan(
@@ -150,58 +157,53 @@ def show_plan(
     return cost
 
 
-def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
-    """The sweep in a file in YAML or Python, after the user's code has been imported."""
-    import_all(imports)
-    if file.suffix != ".py":
-        return load_sweep(find_config(file, "sweep"), overrides)
-    module = import_user_code(str(file), said=str(file))
-    if not hasattr(module, "configs"):
-        raise ValueError(f"{file} has no `configs`: it should hold configs = [...], a list of RunConfigs or mappings")
-    return Sweep(from_python(file, module.configs, overrides))
-
-
-def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, ending: Ending, command: "Command") -> int:
+def conclude(
+    console: Console,
+    plan: Plan,
+    tally: Tally,
+    queue: SweepQueue,
+    ending: Ending,
+    files: SweepFiles,
+    again: Callable[..., str],
+) -> int:
     """Write what leaves this machine, print how the sweep ended and what to type next. Returns the exit code."""
     for run in tally.failed:
         say(console, f"failed: {run} ({run.folder}): {run.error}")
     if cut := [run for run in plan.runs if any(line["type"] == OUT_OF_MEMORY for line in lines_so_far(run.folder))]:
-        say(
-            console,
-            f"out of GPU memory: {plural(len(cut), 'run')} continued with fewer sequences at once, the same batch",
-        )
-    for line in command.files.write(plan):
+        runs = plural(len(cut), "run")
+        say(console, f"out of GPU memory: {runs} continued with fewer sequences at once, the same batch")
+    for line in files.write(plan):
         say(console, line)
     left_out = f", {len(queue.left_out)} left out by the choice" if queue.left_out else ""
     say(console, f"{tally.summary()}{left_out}; {plan.folder}")
-    if ending == "out_of_time" and queue.budget is not None:
-        left = tally.expected() - tally.count("done", "diverged", "failed")
-        pieces = tally.seconds_left() / max(1.0, queue.budget.total)
-        more = f", about {duration(tally.seconds_left())} ({pieces:.0f} more such pieces)" if pieces >= 1.5 else ""
-        enough = queue.budget.enough_for(queue.not_begun)
-        if enough > queue.budget.total:  # the same command would train nothing
-            shortest = duration(min(map(queue.budget.seconds, queue.not_begun)))
+    if ending == "out_of_time" and (budget := queue.budget):
+        left = plural(tally.expected() - tally.count(*ENDED), "run")
+        enough, seconds = budget.enough_for(queue.not_begun), None
+        more = f", about {duration(tally.seconds_left())}"
+        if enough > budget.total:  # the same command would train nothing
+            seconds = enough
             more = (
-                f", and none fits into --for {duration(queue.budget.total)}: the shortest takes about {shortest}. Give "
-                "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
+                f", and none fits into --for {duration(budget.total)}: the shortest takes about "
+                f"{duration(min(map(budget.seconds, queue.not_begun)))}. Give more time, or --carry-unfinished FOLDER, "
+                "with which unfinished runs go on elsewhere"
             )
-            command.files.options = replace(command.options, time_limit=timedelta(seconds=ceil(enough)))
-        say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {command.again(tally.failed)}")
+        say(console, f"time is up with {left} left{more}; go on with: {again(seconds=seconds)}")
         return SOME_FAILED if tally.failed else TIME_UP
     if ending == "interrupted":
-        say(console, f"interrupted, saved; continue with: {command.again(tally.failed)}")
+        say(console, f"interrupted, saved; continue with: {again()}")
         return INTERRUPTED
     if queue.not_begun:
         waiting = plural(len(queue.not_begun), "run")
         say(console, f"{waiting} not begun: their value is chosen by other runs, and all of those failed")
     if tally.failed:
-        say(console, f"try the failed runs again with: {command.again(tally.failed)}")
+        say(console, f"try the failed runs again with: {again()}")
         return SOME_FAILED
     return 0
 
 
-class Command(NamedTuple):
-    """The command that starts or resumes a sweep."""
+@dataclass(frozen=True)
+class Command:
+    """The runs of a sweep, where they are kept, and how they are trained."""
 
     file: Path
     settings: tuple[str, ...]
@@ -209,21 +211,23 @@ class Command(NamedTuple):
     files: SweepFiles
     imports: tuple[str, ...] = ()
     executor: str = "local"
-    json: Path | None = None
-
-    @property
-    def options(self) -> SweepOptions:
-        """The options that a sweep shares with a suite."""
-        return self.files.options
 
     @property
     def folder(self) -> Path:
-        """The folder of the runs."""
         return self.out or Path("runs") / self.file.stem
 
     def read(self) -> Sweep:
-        """The runs, after the user's code has been imported."""
-        return read_points(self.file, self.imports, parse_overrides(self.settings, OPTIONS))
+        """The runs in a file in YAML or Python, after the user's code has been imported."""
+        overrides = parse_overrides(self.settings, OPTIONS)
+        import_all(self.imports)
+        if self.file.suffix != ".py":
+            return load_sweep(find_config(self.file, "sweep"), overrides)
+        module = import_user_code(str(self.file), said=str(self.file))
+        if not hasattr(module, "configs"):
+            raise ValueError(
+                f"{self.file} has no `configs`: it should hold configs = [...], a list of RunConfigs or mappings"
+            )
+        return Sweep(from_python(self.file, module.configs, overrides))
 
     def make_executor(self, *, uses_gpu: bool) -> Executor:
         """The executor that the options ask for. Its workers import the user's code; their working directory may be
@@ -231,32 +235,16 @@ class Command(NamedTuple):
         names = [*self.imports, *([str(self.file)] if self.file.suffix == ".py" else [])]
         names = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
         chosen = LocalExecutor if self.executor == "local" else RayExecutor
-        return chosen(self.options.workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
+        return chosen(self.files.options.workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
 
-    def budget(self, cost: Estimate) -> TimeBudget | None:
-        """The time of --for; None if there is no limit."""
-        if self.options.time_limit is None:
-            return None
-        limit = self.options.time_limit.total_seconds()
-        return TimeBudget(limit, cost, may_break_off=self.files.keeps_unfinished, started=cli.began)
 
-    def again(self, failed: Sequence[PlannedRun]) -> str:
-        """The command that trains all that is not done. Without --retry-failed, runs that failed are left out."""
-        return f"{self} --retry-failed" if failed else str(self)
-
-    def words(self, imports: Sequence[str]) -> list[str]:
-        """The words of its options. `imports` are the values of --import."""
-        words, limit = ["--out", str(self.out)] if self.out else [], self.options.time_limit
-        words += ["--executor", self.executor] if self.executor != "local" else []
-        words += ["--workers", str(self.options.workers)] if self.options.workers else []
-        words += ["--mps"] if self.options.mps else []
-        words += [word for name in imports for word in ("--import", name)]
-        words += self.files.words()
-        words += ["--for", f"{limit.total_seconds():.15g}s"] if limit else []
-        return words + (["--json", str(self.json)] if self.json else [])
-
-    def __str__(self) -> str:
-        return shlex.join(["rebased", "sweep", str(self.file), *self.settings, *self.words(self.imports)])
+def same_sweep(*, retry_failed: bool = False, seconds: float | None = None) -> str:
+    """The command that was typed; with --retry-failed, or with more time, if it needs that to go on."""
+    words = [*cli.typed, *(["--retry-failed"] if retry_failed else [])]
+    if seconds is not None:
+        at = next(n for n, word in enumerate(words) if word.partition("=")[0] == "--for")
+        words[at : at + (1 if "=" in words[at] else 2)] = ["--for", f"{ceil(seconds)}s"]
+    return shlex.join(["rebased", *words])
 
 
 def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:

@@ -6,40 +6,38 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any, Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
+from rebased.cli.output import say
 from rebased.cli.progress import Status, being_saved
-from rebased.config import plural
+from rebased.cli.rich_table import TerminalTable
+from rebased.config import grouped, plural
+from rebased.report.tables import Table
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors.jobs import Executor
 from rebased.train.sweep.cost import Estimate
-from rebased.train.sweep.plan import Plan, PlannedRun, breakdown
+from rebased.train.sweep.plan import Plan, PlannedRun
 from rebased.train.sweep.queue import Watcher
 from rebased.train.sweep.stages import Stages
 
 SHOWN = 8  # runs in progress that the table lists
 BAR = 20  # letters of the bar of progress
+ENDED = ("done", "diverged", "failed")
 SILENCE = 60.0  # seconds after which a log gets a line about the runs in progress
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> TerminalTable:
     """A table of the plan: one row per model and task, with the numbers of runs by status."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("model", "task", "D"):
-        table.add_column(name, overflow="fold")  # never cut
-    for name in ("runs", "done", "begun", "failed"):
-        table.add_column(name, justify="right")
-    for model, tasks in breakdown(plan.runs).items():
-        for i, (task, runs) in enumerate(tasks.items()):
-            widths = ", ".join(map(str, sorted({run.config.model.d_model for run in runs})))
-            numbers = (len(runs), *(count(runs, *which) for which in (("done", "diverged"), ("begun",), ("failed",))))
-            table.add_row(model if i == 0 else "", task, widths, *(str(number or "-") for number in numbers))
-    return table
+    rows = []
+    for (model, task), runs in grouped(plan.runs, lambda run: (run.model, run.task)).items():
+        widths = ", ".join(map(str, sorted({run.config.model.d_model for run in runs})))
+        numbers = (count(runs, "done", "diverged"), count(runs, "begun"), count(runs, "failed"))
+        rows.append((model, task, widths, f"{len(runs)}", *(f"{number or '-'}" for number in numbers)))
+    return TerminalTable(Table(("model", "task", "D", "runs", "done", "begun", "failed"), rows))
 
 
 def count(runs: Iterable[PlannedRun], *statuses: str) -> int:
@@ -56,16 +54,13 @@ def describe_plan(
     stages: Stages | None = None,
 ) -> Iterator[str]:
     """Sentences about a plan: how many runs there are, where they are trained and how long it will take."""
-    same = f"{plural(plan.merged, 'grid point')} {'is' if plan.merged == 1 else 'are'} the same run as another"
-    merged = f" ({same}, and trained once)" if plan.merged else ""
+    merged = f" ({plural(plan.merged, 'grid point')} less: the same run as another)" if plan.merged else ""
     total, done = len(plan.runs), plan.count("done", "diverged")
     left = [run for run in runs if not stages or stages.share(run) > 0]
     to_train = round(sum(map(stages.share, left))) if stages else len(left)
     yield f"{plural(total, 'run')}{merged}: {done} done, {to_train} to train in {plan.folder}"
-    failed = plan.count("failed")
-    if failed and not retry_failed:
-        them, are = ("them", "are") if failed > 1 else ("it", "is")
-        yield f"{failed} failed before and {are} not repeated; --retry-failed tries {them} again"
+    if (failed := plan.count("failed")) and not retry_failed:
+        yield f"{failed} failed before, not repeated; --retry-failed tries again"
     for what, count in plan.outdated().items():
         yield (
             f"warning: {what} has changed since {plural(count, 'run')} began; they count as they are. To train all "
@@ -108,7 +103,9 @@ class Tally:
 
     def __init__(self, plan: Plan, cost: Estimate, workers: int, stages: Stages | None = None) -> None:
         self._cost, self._workers, self._stages = cost.seconds, workers, stages
-        self.runs = {run.digest: waiting(run) if run.digest in cost.seconds else run for run in plan.runs}
+        self.runs = {run.digest: run for run in plan.runs}
+        for run in (run for run in plan.runs if run.digest in cost.seconds and run.status == "failed"):
+            self.runs[run.digest] = replace(run, status="begun", error=None)  # it is about to be trained again
         self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of each run when the sweep started
         self.progress: dict[str, str] = {}  # of the runs in progress, in words
         self.best: dict[str, tuple[float, PlannedRun]] = {}
@@ -119,7 +116,6 @@ class Tally:
 
     @property
     def failed(self) -> list[PlannedRun]:
-        """The runs that failed."""
         return [run for run in self.runs.values() if run.status == "failed"]
 
     def count(self, *statuses: str) -> int:
@@ -169,8 +165,7 @@ class Tally:
         found = list(self.runs.values() if runs is None else runs)
         if self._stages is None:
             return len(found)
-        ended = ("done", "diverged", "failed")
-        return round(sum(1.0 if run.status in ended else self._stages.share(run) for run in found))
+        return round(sum(1.0 if run.status in ENDED else self._stages.share(run) for run in found))
 
     def summary(self) -> str:
         """How many runs are done, diverged and failed, in words."""
@@ -186,11 +181,6 @@ def short_names(runs: Sequence[PlannedRun]) -> dict[str, str]:
     return {run.digest: ", ".join(compress(run.name, differ)) for run in runs}
 
 
-def waiting(run: PlannedRun) -> PlannedRun:
-    """The run with its earlier failure, if any, removed: it is about to be trained again."""
-    return replace(run, status="begun", error=None) if run.status == "failed" else run
-
-
 class SweepBoard(Watcher):
     """Shows the progress of a sweep. A context manager; subclasses decide how it looks."""
 
@@ -198,12 +188,19 @@ class SweepBoard(Watcher):
         """`keep` is called after each run that has ended."""
         self._console, self._tally, self._keep = console, tally, keep
         self._names = short_names(list(tally.runs.values()))
+        self._printed = time.monotonic()
 
     def in_progress(self) -> list[str]:
         """One line per run in progress, the first few of them."""
         progress = self._tally.progress
         lines = [f"{self._names[digest]}: {words}" for digest, words in list(progress.items())[:SHOWN]]
         return [*lines, f"and {len(progress) - SHOWN} more"] if len(progress) > SHOWN else lines
+
+    def head(self) -> str:
+        """How many runs are done and running, and the time left."""
+        tally = self._tally
+        running = f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
+        return tally.summary() + (running if tally.progress else "")
 
     def sink(self, run: PlannedRun) -> Sink:
         return _Follower(self._tally, run, self.noted)
@@ -216,17 +213,12 @@ class SweepBoard(Watcher):
         """Called when a run has made progress."""
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
-        self._console.print(being_saved(runs, time_is_up=time_is_up), soft_wrap=True, highlight=False, markup=False)
+        say(self._console, being_saved(runs, time_is_up=time_is_up))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-
-
-def sweep_board(console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> SweepBoard:
-    """A live table for a terminal, else one line per run. `keep` is called after each run that has ended."""
-    return LiveBoard(console, tally, keep) if console.is_terminal else LineBoard(console, tally, keep)
 
 
 class _Follower(Sink):
@@ -263,28 +255,17 @@ class _Follower(Sink):
 class LineBoard(SweepBoard):
     """Prints one line per run that has ended, and now and then one about those in progress."""
 
-    def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
-        super().__init__(console, tally, keep)
-        self._printed = time.monotonic()
-
     def noted(self) -> None:
-        if time.monotonic() - self._printed < SILENCE:
-            return
-        self._printed = time.monotonic()
-        tally = self._tally
-        left = duration(tally.seconds_left())
-        head = f"{tally.summary()}, {len(tally.progress)} running, about {left} left:"
-        text = "\n  ".join([head, *self.in_progress()])
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        if time.monotonic() - self._printed >= SILENCE:
+            self._printed = time.monotonic()
+            say(self._console, "\n  ".join([f"{self.head()}:", *self.in_progress()]))
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
         result = f"{run.config.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
-        tally = self._tally
-        ended = tally.count("done", "diverged", "failed")
-        left = f"  ({duration(tally.seconds_left())} left)" if ended < tally.expected() else ""
-        text = f"{ended}/{tally.expected()}  {run}: {result}{left}"
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        ended, expected = self._tally.count(*ENDED), self._tally.expected()
+        left = f"  ({duration(self._tally.seconds_left())} left)" if ended < expected else ""
+        say(self._console, f"{ended}/{expected}  {run}: {result}{left}")
 
 
 class LiveBoard(SweepBoard):
@@ -296,7 +277,6 @@ class LiveBoard(SweepBoard):
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
-        """Show the message below the table."""
         self._stopping = Text(being_saved(runs, time_is_up=time_is_up), style="bold yellow")
         self._live.refresh()
 
@@ -311,36 +291,19 @@ class LiveBoard(SweepBoard):
         self._live.stop()
 
     def _render(self) -> Group:
-        tally = self._tally
-        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("model", overflow="fold")
-        metric = next(iter(tally.runs.values())).config.metric
-        for name in ("done", "running", "failed", f"best {metric}"):
-            table.add_column(name, justify="right")
-        table.add_column("with")
-        several = len({run.task for run in tally.runs.values()}) > 1
-        for model, tasks in breakdown(list(tally.runs.values())).items():
-            runs = [run for some in tasks.values() for run in some]
-            running = sum(tally.runs[digest].model == model for digest in tally.progress)
-            score, best = tally.best.get(model, (None, None))
-            table.add_row(
-                model,
-                f"{count(runs, 'done', 'diverged')}/{tally.expected(runs)}",
-                str(running or "-"),
-                str(count(runs, "failed") or "-"),
-                "-" if score is None else f"{score:.3f}",
-                f"lr {best.config.train.lr:g}, D = {best.config.model.d_model}" + f", {best.task}" * several
-                if best
-                else "",
-            )
-        head = tally.summary()
-        if tally.progress:
-            head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
-        summary = Table.grid(padding=(0, 1))
-        summary.add_row(ProgressBar(1.0, tally.share_done(), width=BAR), Text(head))
-        return Group(
-            table,
-            Text("\n".join(["", *self.in_progress()]), no_wrap=True, overflow="ellipsis"),
-            summary,
-            self._stopping,
-        )
+        tally, every = self._tally, list(self._tally.runs.values())
+        rows, several = [], len({run.task for run in every}) > 1
+        for model, runs in grouped(every, lambda run: run.model).items():
+            running = sum(run.digest in tally.progress for run in runs)
+            counts = (f"{count(runs, 'done', 'diverged')}/{tally.expected(runs)}", running, count(runs, "failed"))
+            best = ("-", "")
+            if model in tally.best:
+                score, run = tally.best[model]
+                where = f", {run.task}" if several else ""
+                best = (f"{score:.3f}", f"lr {run.config.train.lr:g}, D = {run.config.model.d_model}{where}")
+            rows.append((model, *(f"{number or '-'}" for number in counts), *best))
+        head = ("model", "done", "running", "failed", f"best {every[0].config.metric}", "with")
+        summary = Grid.grid(padding=(0, 1))
+        summary.add_row(ProgressBar(1.0, tally.share_done(), width=BAR), Text(self.head()))
+        lines = Text("\n".join(["", *self.in_progress()]), no_wrap=True, overflow="ellipsis")
+        return Group(TerminalTable(Table(head, rows)), lines, summary, self._stopping)

@@ -102,13 +102,8 @@ class SweepFiles:
         self.known = Known(Collection(), {}, Counter(), 0)
         self._unpacked: list[tuple[Path, Moved]] = []
         self._taken: dict[str, Path] = {}  # which file each unfinished run is from
-        self._written = self._packed = time.monotonic()
+        self._last = dict.fromkeys((bundle, carry), time.monotonic())  # when a file was written
         self.unwritten: list[Path] = []
-
-    @property
-    def keeps_unfinished(self) -> bool:
-        """True if the checkpoints of unfinished runs are written for another machine."""
-        return self._carry is not None
 
     def plan(
         self, points: Sequence[Point], folder: Path, log: SweepLog, file: Path, *, on_gpu: bool, dry_run: bool
@@ -186,27 +181,30 @@ class SweepFiles:
         little is lost if the machine is taken away."""
 
         def write() -> None:
-            if self._bundle and time.monotonic() - self._written > EVERY:
-                with suppress(OSError):  # the last one, after the sweep, says what is wrong
-                    write_union(self._bundle, self.known, plan.folder)
-                self._written = time.monotonic()
-            if self._carry and time.monotonic() - self._packed > CARRY_EVERY:
-                with suppress(OSError):
-                    pack(plan.runs, self._carry, self._limit)
-                self._packed = time.monotonic()
+            for path, written, every in self._outputs():
+                if time.monotonic() - self._last[path] > every:
+                    with suppress(OSError):  # the last one, after the sweep, says what is wrong
+                        written(path, plan)
+                    self._last[path] = time.monotonic()
 
         return write
 
     def write(self, plan: Plan) -> Iterator[str]:
         """Write the bundle and the unfinished runs. Yields a sentence about each; `unwritten` has those that failed."""
-        for path, written in ((self._bundle, self._write_bundle), (self._carry, self._write_unfinished)):
-            if path:
-                try:
-                    yield f"wrote {path}: {written(path, plan)}"
-                except OSError as error:
-                    self.unwritten.append(path)
-                    reason = error.strerror or error
-                    yield f"could not write {path} ({reason}): make room there, or choose another place; then continue"
+        for path, written, _ in self._outputs():
+            try:
+                yield f"wrote {path}: {written(path, plan)}"
+            except OSError as error:
+                self.unwritten.append(path)
+                reason = error.strerror or error
+                yield f"could not write {path} ({reason}): make room there, or choose another place; then continue"
+
+    def _outputs(self) -> Iterator[tuple[Path, Callable[[Path, Plan], str], float]]:
+        """(path, what writes it and says what is in it, seconds between two times) of the bundle and the others."""
+        if self._bundle:
+            yield self._bundle, self._write_bundle, EVERY
+        if self._carry:
+            yield self._carry, self._write_unfinished, CARRY_EVERY
 
     def _write_bundle(self, path: Path, plan: Plan) -> str:
         runs = write_union(path, self.known, plan.folder)
@@ -216,10 +214,3 @@ class SweepFiles:
         packed = pack(plan.runs, path, self._limit)
         left = f"; no room for {packed.left} more (--carry-mib)" if packed.left else ""
         return f"{plural(packed.runs, 'unfinished run')}, {packed.bytes / 1e6:,.1f} MB{left}"
-
-    def words(self) -> list[str]:
-        """The same options again. What they write is also read, so that a sweep goes on with it."""
-        words = ["--known", *map(str, self.options.known)] if self.options.known else []
-        words += ["--bundle", str(self._bundle)] if self._bundle else []
-        words += ["--carry-unfinished", str(self._carry)] if self._carry else []
-        return words + (["--carry-mib", str(self.options.carry_mib)] if self.options.carry_mib != CARRY_MIB else [])

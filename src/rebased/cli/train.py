@@ -1,9 +1,11 @@
 """rebased train: train one model on a synthetic task, as a config file says. `rebased lm train` shares its body."""
 
+import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -12,9 +14,10 @@ from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, each_warning_once, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.progress import continue_with, ended_at_once, nothing_to_resume, progress_sink
+from rebased.cli.progress import progress_sink
 from rebased.config import load_config, plural
 from rebased.files import NotSaved
+from rebased.runs.folder import CONFIG
 from rebased.runs.record import read_record
 from rebased.runs.run_config import RunConfig
 from rebased.runs.shipped import find_config
@@ -71,12 +74,8 @@ def train(*settings: Settings, config: Path, options: TrainOptions = DEFAULT, to
     return train_one(SyntheticRunConfig, find_config(config, "run"), settings, options, describe, to)
 
 
-class Ended(NamedTuple):
-    """What a run of some kind says of its end."""
-
-    note: str  # whole lines before the result
-    result: str  # in words; empty if the run was interrupted
-    numbers: dict[str, Any]  # for --json
+Described = tuple[list[str], dict[str, Any]]
+"""How a run has ended: lines of text, the last one the result; and numbers for --json."""
 
 
 def train_one(
@@ -84,37 +83,40 @@ def train_one(
     file: Path,
     settings: Sequence[str],
     options: TrainOptions,
-    describe: Callable[[Any, RunResult], Ended],
+    describe: Callable[[Any, RunResult], Described],
     to: Output,
 ) -> int:
     """Train the run of a config file, print how it ended, and return the exit code. `describe` gives the result."""
     to.check()
-    imports, resume = options.imports, options.resume
-    import_all(imports)
+    import_all(options.imports)
     console, verb = to.console(), kind.verb
     with each_warning_once(console):
         run = load_config(kind, file, parse_overrides(settings, options_of(kind)))
     folder = options.out or Path("runs") / f"{file.stem}-{run.digest()}"
-    if resume and (message := nothing_to_resume(folder)):
-        say(console, message)
+    if options.resume and not (folder / CONFIG).exists() and os.environ.get("RANK", "0") == "0":
+        say(console, f"there is no run in {folder} to resume: this begins a new one")
+    imports = [word for name in options.imports for word in ("--import", name)]
+    words = ["rebased", *verb.split(), "--config", str(folder / CONFIG), "--out", str(folder), "--resume", *imports]
+    again = f"continue with: {shlex.join(words)}"
     boards = dashboards(folder, tensorboard=options.tensorboard, wandb=options.wandb)
     try:
         with progress_sink(console) as sink:
-            result = run_training(run, folder, resume=resume, sinks=[sink, *boards])
+            result = run_training(run, folder, resume=options.resume, sinks=[sink, *boards])
     except KeyboardInterrupt:  # the second Ctrl-C
-        say(console, ended_at_once(verb, folder, imports))
+        to_resume = f"to resume from the last checkpoint, {again}"
+        say(console, f"ended at once; {to_resume if (folder / CONFIG).exists() else 'nothing was written yet'}")
         return INTERRUPTED
     except NotSaved as error:
-        raise NotSaved(f"{error}; {continue_with(verb, folder, imports)}") from error
+        raise NotSaved(f"{error}; {again}") from error
     except ReportedElsewhere:
         return USER_ERROR
     if result.is_rank_zero:
-        note, words, numbers = describe(run, result)
+        (*notes, ended), numbers = describe(run, result)
         if result.status == "interrupted":
-            say(console, f"interrupted at step {result.step}, saved; {continue_with(verb, folder, imports)}")
+            say(console, f"interrupted at step {result.step}, saved; {again}")
         else:
             begin = "this run is done already: " if result.status == "already_done" else ""
-            say(console, f"{note}{begin}{words}; {result.folder}")
+            say(console, "\n".join([*notes, f"{begin}{ended}; {result.folder}"]))
         about = {"status": result.status, "folder": result.folder, "digest": run.digest(), "step": result.step}
         to.emit(about | numbers)
     return INTERRUPTED if result.status == "interrupted" else 0
@@ -126,28 +128,21 @@ def options_of(kind: type[RunConfig]) -> list[str]:
     return own + [f"--train.{key}" for key in type(kind.model_fields["train"].default).model_fields]
 
 
-def describe(run: Any, result: RunResult) -> Ended:
+def describe(run: Any, result: RunResult) -> Described:
     """The accuracy of a run, and why it ended early if it did."""
     numbers = {"epoch": result.epoch, "accuracy": result.accuracy, "split": split_of(run)}
     if result.status == "interrupted":
-        return Ended("", "", numbers)
-    record = read_record(result.folder)
-    cuts = [line["micro_batch"] for line in record if line["type"] == OUT_OF_MEMORY]
-    note = f"out of GPU memory: continued with {plural(cuts[-1], 'sequence')} at once, the same batch\n" if cuts else ""
-    note += ended_early(run, [line for line in record if line["type"] == "epoch"])
-    return Ended(note, f"{split_of(run)} accuracy {result.accuracy:.4f} at epoch {result.epoch}", numbers)
-
-
-def ended_early(run: SyntheticRunConfig, epochs: list[dict[str, Any]]) -> str:
-    """A line that says which setting ended the run before its last epoch; empty if none did."""
-    if not epochs or len(epochs) == run.train.epochs:
-        return ""
-    begin = f"ended after {len(epochs)} of {run.train.epochs} epochs: "
-    if epochs[-1]["test"]["accuracy"] > run.train.stop_above:
-        return f"{begin}the test accuracy is above {run.train.stop_above:g} (train.stop_above)\n"
-    if run.train.give_up is not None:
-        return f"{begin}no test accuracy reached {run.train.give_up.below:g} (train.give_up)\n"
-    return ""
+        return [""], numbers
+    record, lines = read_record(result.folder), []
+    if cuts := [line["micro_batch"] for line in record if line["type"] == OUT_OF_MEMORY]:
+        lines = [f"out of GPU memory: continued with {plural(cuts[-1], 'sequence')} at once, the same batch"]
+    epochs, train = [line for line in record if line["type"] == "epoch"], run.train
+    if 0 < len(epochs) < train.epochs:
+        why = f"no test accuracy reached {train.give_up.below:g} (train.give_up)" if train.give_up else ""
+        if epochs[-1]["test"]["accuracy"] > train.stop_above:
+            why = f"the test accuracy is above {train.stop_above:g} (train.stop_above)"
+        lines += [f"ended after {len(epochs)} of {train.epochs} epochs: {why}"] if why else []
+    return [*lines, f"{split_of(run)} accuracy {result.accuracy:.4f} at epoch {result.epoch}"], numbers
 
 
 def split_of(run: SyntheticRunConfig) -> str:

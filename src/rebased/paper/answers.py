@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 
 from rebased.analysis.paired import equals
-from rebased.paper.finding import Finding, counted
+from rebased.paper.finding import Finding, tally
 from rebased.paper.planned import Outcome
 from rebased.paper.values import KERNEL_ORDER, TABLE_1, Place
 from rebased.paper.verdict import TESTED, Claim
@@ -90,13 +90,12 @@ def in_short(claim: Claim | None) -> str:
 
 def undecided(findings: Mapping[str, Finding]) -> str:
     """How many claims are tested, and what is not run where the paper's lead is largest."""
-    answers = Counter(claim.answer for finding in findings.values() for claim in finding.claims)
-    tested = sum(answers[answer] for answer in TESTED)
-    said = ", ".join(counted(answers[answer], answer) for answer in TESTED if answers[answer])
+    answers = [claim.answer for finding in findings.values() for claim in finding.claims]
+    tested, said = sum(answer in TESTED for answer in answers), tally(answers, TESTED)
     one, other = (TABLE_1[Place(model, 2048, 32, 32)].mean for model in ("ReBased", "Based"))
     long = any(claim.found and "2,048" in claim.what for claim in findings["Table 1"].claims)
     missing = "" if long else f" T = 2,048, where the paper's lead is largest ({one:g} against {other:g}), has no run."
-    return f"Where is it undecided? Of {sum(answers.values())} claims {tested} are tested: {said or 'none'}.{missing}"
+    return f"Where is it undecided? Of {len(answers)} claims {tested} are tested: {said or 'none'}.{missing}"
 
 
 def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
@@ -113,9 +112,8 @@ def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
                 if paper:
                     low, high = paper.interval()
                     axes.hlines(-row + 0.14, low, high, color=SERIES[1], lw=1)
-                    axes.plot(
-                        [paper.difference], [-row + 0.14], color=SERIES[1], marker="x", ms=5, ls="none", label="paper"
-                    )
+                    at = [paper.difference], [-row + 0.14]
+                    axes.plot(*at, color=SERIES[1], marker="x", ms=5, ls="none", label="paper")
             axes.axvline(0, color=INK, lw=1, ls=":")
             axes.set_yticks([-row for row in range(len(rows))], [short(*row) for row in rows], fontsize=8)
             axes.set(ylim=(-len(rows) + 0.4, 0.6), xlabel="difference")
@@ -127,11 +125,8 @@ def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
         if claim.found and claim.found.difference.n > 2 and is_between_rivals(claim):
             groups.setdefault(UNITS[claim.contest.unit], []).append((name, claim))
     panels = {heading: panel(rows) for heading, rows in groups.items()}
-    return (
-        draw_panels(panels, "effects", "Differences with 95 % intervals, ours beside the paper's", 2)
-        if panels
-        else None
-    )
+    title = "Differences with 95 % intervals, ours beside the paper's"
+    return draw_panels(panels, "effects", title, 2) if panels else None
 
 
 def is_between_rivals(claim: Claim) -> bool:

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 from rebased.analysis.spread import describe
 from rebased.analysis.unpaired import Effect
+from rebased.config import grouped
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence, Probe
 from rebased.paper.finding import Finding
 from rebased.paper.precision import TF32
 from rebased.paper.reference import PAPER, PROBED_EXAMPLES, deviations, is_of_table_3
 from rebased.paper.values import IOU_MARGIN, KERNEL_ORDER, SEEDS, TABLE_3
-from rebased.paper.verdict import Contest, Number, Protocol, hold_claims, hold_number
+from rebased.paper.verdict import Contest, Number, Outcome, Protocol, hold_claims, hold_number
 from rebased.report.page import details, figure
 from rebased.report.probe import figures
 from rebased.report.probe.cells import ProbeCell, group_probes, run_of
@@ -39,55 +40,45 @@ class Probes(NamedTuple):
         """The cells of the three models of Table 3."""
         return [cell for cell in self.cells if cell.model.kind in TABLE_3]
 
+    @property
+    def widths(self) -> Sequence[int]:
+        """The widths of the probed models; those of the sweep table3 if there are none."""
+        return sorted({cell.d_model for cell in self.cells}) or WIDTHS
+
+    @property
+    def narrowest(self) -> list[ProbeCell]:
+        """The three models at the smallest width, which pictures show."""
+        return [cell for cell in self.main if cell.d_model == self.widths[0]]
+
     def find(self, model: str, d_model: int) -> ProbeCell | None:
         """The cell of a model and width."""
         return next((cell for cell in self.cells if (cell.model.kind, cell.d_model) == (model, d_model)), None)
 
 
+class Exhibit(NamedTuple):
+    """A table or figure about attention: its claims that one model is ahead of another, its numbers, its picture."""
+
+    name: str
+    pairs: Sequence[tuple[str, str]]
+    measure: Measure
+    words: str  # of a claim, between the two models
+    unit: str
+    numbers: Callable[[Probes], list[Number]] = lambda probes: []
+    draw: Callable[[Probes], str] = lambda probes: ""
+
+
 NO_PROBES = Probes((), (), "none", ())
-
-
-def find_attention(evidence: Evidence) -> Iterator[Finding]:
-    """Table 3, Figure 2, Figure 5, Figure 8, Figure 9."""
-    probes = choose(evidence)
-    iou = ahead(probes, lambda cell: cell.values("iou"), "has a higher IoU (mean over heads) than", "IoU", IOU_MARGIN)
-    mass = ahead(probes, lambda cell: cell.values("mass"), "has more attention on the answers than", "share")
-    noisy = ahead(
-        probes,
-        lambda cell: {seed: -n for seed, n in cell.values("noisy").items()},
-        "has fewer noisy tokens than",
-        "tokens",
-    )
-    first = [("Attention", "ReBased"), ("Attention", "Based")]
-    everything = [("ReBased", "Based"), *first]
-    shares = ahead(probes, ignored, f"gives more tokens less than {SMALL} of their share than", "share")
-    for name, numbers, contests, draw in (
-        ("Table 3", table_3(probes), iou(everything), partial(heads_table, probes)),
-        ("Figure 2", minima(probes), shares([("ReBased", "Based")]), partial(similarity_picture, probes)),
-        ("Figure 5", [], iou(first), partial(maps, probes)),
-        ("Figure 8", [], mass(first), str),
-        ("Figure 9", [], noisy(everything), str),
-    ):
-        yield Finding(
-            BY_NAME[name],
-            probes.protocol,
-            numbers,
-            hold_claims(contests),
-            probes.departures,
-            draw=draw,
-            headline=live_heads(probes) if name == "Table 3" else "",
-            seeds=mqar.span([len(cell.records) for cell in probes.main]),
-            sources=probes.files,
-        )
 
 
 def choose(evidence: Evidence) -> Probes:
     """The probes that depart least from the paper's protocol, the ablations with them. Without any of the paper's task
     and models, those of another task: a stand-in."""
-    groups: dict[tuple[str, ...], list[tuple[str, Probe]]] = {}
-    for file, probe in evidence.probes:
-        if probe["model"] in (*TABLE_3, *KERNEL_ORDER) and is_of_table_3(run_of(probe)):
-            groups.setdefault(tuple(departures_of(probe)), []).append((file, probe))
+    papers = [
+        pair
+        for pair in evidence.probes
+        if pair[1]["model"] in (*TABLE_3, *KERNEL_ORDER) and is_of_table_3(run_of(pair[1]))
+    ]
+    groups = grouped(papers, lambda pair: tuple(departures_of(pair[1])))
     own = {settings: pairs for settings, pairs in groups.items() if any(map(is_main, pairs))}
     if not own:
         others = [pair for pair in evidence.probes if is_main(pair)]
@@ -129,45 +120,21 @@ def departures_of(probe: Probe) -> list[str]:
 def unequal(evidence: Evidence, cells: Sequence[ProbeCell]) -> Iterator[str]:
     """In what the compared models were trained differently: learning rates, and epochs where runs stop early."""
     ended = {run.digest: run.epochs[-1]["epoch"] for run in evidence.runs if run.epochs}
-    rates: dict[int, list[str]] = {}
-    epochs: dict[int, list[str]] = {}
-    for cell in cells:
-        rate = ", ".join(sorted({f"{record['config']['train']['lr']:g}" for record in cell.records.values()}))
-        rates.setdefault(cell.d_model, []).append(f"{cell.model.kind} {rate}")
-        known = [ended[record["digest"]] for record in cell.records.values() if record["digest"] in ended]
-        if known:
-            epochs.setdefault(cell.d_model, []).append(f"{cell.model.kind} {mqar.span(known)}")
-    for what, found in (("learning rates", rates), ("epochs until runs stopped", epochs)):
-        apart = {d: values for d, values in found.items() if len({value.partition(" ")[2] for value in values}) > 1}
+
+    def rates(cell: ProbeCell) -> str:
+        return ", ".join(sorted({f"{record['config']['train']['lr']:g}" for record in cell.records.values()}))
+
+    def epochs(cell: ProbeCell) -> str:
+        return mqar.span([ended[record["digest"]] for record in cell.records.values() if record["digest"] in ended])
+
+    for what, value_of in (("learning rates", rates), ("epochs until runs stopped", epochs)):
+        apart = []
+        for d_model, alike in grouped(cells, lambda cell: cell.d_model).items():
+            found = [(cell.model.kind, value) for cell in alike if (value := value_of(cell)) != NONE]
+            if len({value for _, value in found}) > 1:
+                apart.append(f"D = {d_model}: {', '.join(f'{kind} {value}' for kind, value in found)}")
         if apart:
-            listed = "; ".join(f"D = {d}: {', '.join(values)}" for d, values in apart.items())
-            yield f"{what} differ between the compared models ({listed})"
-
-
-def ahead(
-    probes: Probes, measure: Measure, words: str, unit: str, margin: float = 0.0
-) -> Callable[[Sequence[tuple[str, str]]], list[Contest]]:
-    """A function from pairs of models to claims that the first is ahead in a measure, at each width."""
-
-    def contests(pairs: Sequence[tuple[str, str]]) -> list[Contest]:
-        found = []
-        for d_model in widths(probes) or WIDTHS:
-            for one, other in pairs:
-                cells = (probes.find(name, d_model) for name in (one, other))
-                ours, theirs = (measure(cell) if cell else None for cell in cells)
-                both = ours is not None and theirs is not None
-                paper = Effect(TABLE_3[one].iou.mean - TABLE_3[other].iou.mean, 0, 1, 1, 1) if unit == "IoU" else None
-                what = f"D = {d_model}: {one} {words} {other}"
-                pair = (ours, theirs) if both else (None, None)
-                found.append(Contest(what, *pair, paper=paper, margin=margin, unit=unit))
-        return found
-
-    return contests
-
-
-def widths(probes: Probes) -> list[int]:
-    """The widths of the probed models."""
-    return sorted({cell.d_model for cell in probes.cells})
+            yield f"{what} differ between the compared models ({'; '.join(apart)})"
 
 
 def ignored(cell: ProbeCell) -> dict[int, float]:
@@ -176,32 +143,35 @@ def ignored(cell: ProbeCell) -> dict[int, float]:
     return {seed: part["small"][SMALL] for seed, part in found.items() if part and SMALL in part["small"]}
 
 
+def quiet(cell: ProbeCell) -> dict[int, float]:
+    """By seed: the number of noisy tokens, with a minus."""
+    return {seed: -count for seed, count in cell.values("noisy").items()}
+
+
 def table_3(probes: Probes) -> list[Number]:
     """IoU and accuracy of the paper's three models beside ours, at each width; none of a stand-in's."""
     own = probes if probes.protocol != "stand-in" else NO_PROBES
     numbers = []
-    for d_model in widths(own) or WIDTHS:
-        for model, row in TABLE_3.items():
-            cell, name = own.find(model, d_model), f"{model}, D = {d_model}"
-            numbers.append(hold_number(f"{name}, IoU", row.iou, cell.spread("iou") if cell else None))
-            numbers.append(hold_number(f"{name}, accuracy", row.accuracy, cell.accuracy if cell else None))
+    for d_model, (model, row) in product(own.widths, TABLE_3.items()):
+        cell, name = own.find(model, d_model), f"{model}, D = {d_model}"
+        numbers.append(hold_number(f"{name}, IoU", row.iou, cell.spread("iou") if cell else None))
+        numbers.append(hold_number(f"{name}, accuracy", row.accuracy, cell.accuracy if cell else None))
     return numbers
 
 
 def minima(probes: Probes) -> list[Number]:
     """The smallest similarity of Based, which is at least 0.5 by definition, and of ReBased beside its mean."""
     numbers = []
-    for d_model in widths(probes) or WIDTHS:
-        for model, paper in (("Based", "≥ 0.50"), ("ReBased", "0")):
-            what = f"{model}, D = {d_model}, smallest similarity{'' if model == 'Based' else ' / mean'}"
-            cell = probes.find(model, d_model)
-            parts = similarities(cell) if cell else []
-            if not parts:
-                numbers.append(Number(what, paper, None, None, float("nan"), 0, "not run"))
-                continue
-            least = min(part["least"] / (part["mean"] if model == "ReBased" else 1.0) for part in parts)
-            outcome = "by construction" if model == "Based" else "agrees" if least < IGNORED else "differs"
-            numbers.append(Number(what, paper, f"{least:.3g}", None, float("nan"), len(parts), outcome))  # type: ignore[arg-type]
+    for d_model, (model, paper) in product(probes.widths, (("Based", "≥ 0.50"), ("ReBased", "0"))):
+        what = f"{model}, D = {d_model}, smallest similarity{'' if model == 'Based' else ' / mean'}"
+        cell = probes.find(model, d_model)
+        parts = similarities(cell) if cell else []
+        if not parts:
+            numbers.append(Number(what, paper))
+            continue
+        least = min(part["least"] / (part["mean"] if model == "ReBased" else 1.0) for part in parts)
+        outcome: Outcome = "by construction" if model == "Based" else "agrees" if least < IGNORED else "differs"
+        numbers.append(Number(what, paper, f"{least:.3g}", seeds=len(parts), outcome=outcome))
     return numbers
 
 
@@ -219,7 +189,7 @@ def heads_table(probes: Probes) -> str:
 def live_heads(probes: Probes) -> str:
     """What live heads show, and whether the compared models were trained differently; empty if there are none."""
     said = []
-    for d_model in widths(probes):
+    for d_model in probes.widths:
         ours, theirs = (probes.find(name, d_model) for name in ("ReBased", "Based"))
         if ours and theirs and ours.live_iou and theirs.live_iou:
             means = [describe(list(cell.live_iou.values())).mean for cell in (ours, theirs)]
@@ -236,15 +206,56 @@ def live_heads(probes: Probes) -> str:
 
 def maps(probes: Probes) -> str:
     """Attention matrices of one example at the narrowest width: each model's best head."""
-    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))]
-    drawn = figures.attention_maps(cells, 0, "best")
+    drawn = figures.attention_maps(probes.narrowest, 0, "best")
     caption = "One example, first seed, each model's best head. Rows: questions; columns: positions of the pairs."
     return details("Show attention matrices", figure(drawn, caption)) if drawn else ""
 
 
 def similarity_picture(probes: Probes) -> str:
     """Similarities over the density of scores, at the narrowest width."""
-    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))]
-    panels = figures.similarity_panels(cells)
+    panels = figures.similarity_panels(probes.narrowest)
     caption = "Similarity divided by its mean, over the density of the model's own scores (grey); first seed."
     return details("Show similarities", figure(panels._replace(name="figure-2"), caption)) if panels else ""
+
+
+def ahead(probes: Probes, exhibit: Exhibit) -> Iterator[Contest]:
+    """The claims of an exhibit at each width."""
+    for d_model, (one, other) in product(probes.widths, exhibit.pairs):
+        cells = [cell for name in (one, other) if (cell := probes.find(name, d_model))]
+        ours, others = map(exhibit.measure, cells) if len(cells) == 2 else (None, None)
+        what = f"D = {d_model}: {one} {exhibit.words} {other}"
+        contest = Contest(what, ours, others, margin=0.0, unit=exhibit.unit)
+        if exhibit.unit == "IoU":
+            paper = Effect(TABLE_3[one].iou.mean - TABLE_3[other].iou.mean, 0, 1, 1, 1)
+            contest = contest._replace(paper=paper, margin=IOU_MARGIN)
+        yield contest
+
+
+def find_attention(evidence: Evidence) -> Iterator[Finding]:
+    """One finding per exhibit."""
+    probes = choose(evidence)
+    for exhibit in EXHIBITS:
+        yield Finding(
+            exhibit.name,
+            probes.protocol,
+            exhibit.numbers(probes),
+            hold_claims(ahead(probes, exhibit)),
+            probes.departures,
+            draw=partial(exhibit.draw, probes),
+            headline=live_heads(probes) if exhibit.name == "Table 3" else "",
+            seeds=mqar.span([len(cell.records) for cell in probes.main]),
+            sources=probes.files,
+        )
+
+
+SOFTMAX = [("Attention", "ReBased"), ("Attention", "Based")]
+EVERY = [("ReBased", "Based"), *SOFTMAX]
+HIGHER_IOU = (lambda cell: cell.values("iou"), "has a higher IoU (mean over heads) than", "IoU")
+IGNORES_MORE = f"gives more tokens less than {SMALL} of their share than"
+EXHIBITS = (
+    Exhibit("Table 3", EVERY, *HIGHER_IOU, table_3, heads_table),
+    Exhibit("Figure 2", EVERY[:1], ignored, IGNORES_MORE, "share", minima, similarity_picture),
+    Exhibit("Figure 5", SOFTMAX, *HIGHER_IOU, draw=maps),
+    Exhibit("Figure 8", SOFTMAX, lambda cell: cell.values("mass"), "has more attention on the answers than", "share"),
+    Exhibit("Figure 9", EVERY, quiet, "has fewer noisy tokens than", "tokens"),
+)

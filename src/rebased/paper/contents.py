@@ -101,5 +101,4 @@ EXPERIMENTS = (
         "Which length each cell of Table 4 has was found by solving for it.",
     ),
 )
-ITEMS = tuple(item for experiment in EXPERIMENTS for item in experiment.items)
-BY_NAME = {item.name: item for item in ITEMS}
+TITLES = {item.name: item.title for experiment in EXPERIMENTS for item in experiment.items}

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from functools import cache
-from math import nan
 from typing import NamedTuple
 
 from rebased.models.config import LMConfig
 from rebased.models.presets import mqar_preset_names, preset_to_change
 from rebased.models.shapes import shape_of
-from rebased.paper.contents import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.verdict import Number, Outcome
 
@@ -95,7 +93,6 @@ def find_counts() -> Iterator[Finding]:
             ours = count_parameters(cell.config())
             what = f"{cell.model}, D = {cell.d_model}, {cell.positions:,} positions"
             outcome: Outcome = "agrees" if ours == cell.parameters else "differs"
-            numbers.append(
-                Number(what, f"{cell.parameters:,}", f"{ours:,}", float(ours - cell.parameters), nan, 0, outcome)
-            )
-        yield Finding(BY_NAME[name], "paper", numbers, unit="count")
+            off = float(ours - cell.parameters)
+            numbers.append(Number(what, f"{cell.parameters:,}", f"{ours:,}", off, outcome=outcome))
+        yield Finding(name, "paper", numbers, unit="count")

@@ -1,7 +1,7 @@
 """The records that the page is computed from: those in the package, or a user's own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rebased.paper.precision import PrecisionTest, load_precision_test
@@ -24,7 +24,7 @@ class Evidence:
     precision: PrecisionTest
     text_probes: Sequence[tuple[str, Probe]] = ()  # of language models
     shipped: bool = True  # the package's own records
-    left_out: Sequence[str] = field(default=())  # files that hold no probe, in words
+    left_out: Sequence[str] = ()  # files that hold no probe, in words
 
     @property
     def runs(self) -> list[Run]:
@@ -39,9 +39,8 @@ class Evidence:
 
 def shipped_evidence() -> Evidence:
     """The records in the package, without those of plans, which are judged by themselves."""
-    return read_evidence(
-        [file for file in sorted(RECORDS.iterdir()) if file.is_file() and file != PRECISION], shipped=True
-    )
+    files = [file for file in sorted(RECORDS.iterdir()) if file.is_file() and file != PRECISION]
+    return read_evidence(files, shipped=True)
 
 
 def read_evidence(

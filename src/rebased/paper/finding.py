@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from math import isnan
 
 from rebased.config import plural
-from rebased.paper.contents import PaperItem
-from rebased.paper.verdict import Answer, Claim, Number, Outcome, Protocol, Verdict, judge
+from rebased.paper.contents import TITLES
+from rebased.paper.verdict import ANSWERS, Claim, Number, Outcome, Protocol, Verdict, judge
 from rebased.report.tables import NONE, Table, number, p_text
 
 SPACE = "\u00a0"  # where a line must not end
-ANSWERS: tuple[Answer, ...] = ("holds", "contradicted", "equal", "undecided", "one seed", "not run")
 OUTCOMES: tuple[Outcome, ...] = ("agrees", "differs", "too wide to tell", "by construction", "one seed")
 
 
@@ -19,7 +18,7 @@ OUTCOMES: tuple[Outcome, ...] = ("agrees", "differs", "too wide to tell", "by co
 class Finding:
     """Everything that the page says about a table or figure."""
 
-    item: PaperItem
+    name: str  # of the table or figure
     protocol: Protocol
     numbers: Sequence[Number] = ()
     claims: Sequence[Claim] = ()
@@ -33,29 +32,21 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict, by the one rule."""
         return judge(self.numbers, self.claims, self.protocol)
 
     @property
     def sentence(self) -> str:
         """The verdict's reason: '10 claims: 1 holds, 9 not run; 3 of 48 cells measured: 1 agrees, 2 differs.'"""
-        parts = [self.claim_counts] if self.claims else []
-        outcomes = Counter(one.outcome for one in self.numbers)
-        measured = len(self.numbers) - outcomes["not run"]
-        if measured:
-            said = ", ".join(counted(outcomes[outcome], outcome) for outcome in OUTCOMES if outcomes[outcome])
-            parts.append(f"{measured:,} of {plural(len(self.numbers), self.unit)} measured: {said}")
-        elif self.numbers:
-            parts.append(f"none of {plural(len(self.numbers), self.unit)} measured")
-        said = "; ".join(parts) or "nothing to measure"
+        parts = []
+        if self.claims:
+            answers = tally([claim.answer for claim in self.claims], ANSWERS)
+            parts.append(f"{plural(len(self.claims), 'claim')}: {answers}")
+        if self.numbers:
+            outcomes = [one.outcome for one in self.numbers if one.outcome != "not run"]
+            said = f": {tally(outcomes, OUTCOMES)}" if outcomes else ""
+            parts.append(f"{len(outcomes) or 'none'} of {plural(len(self.numbers), self.unit)} measured{said}")
+        said = "; ".join(parts)
         return f"{'Only a stand-in was run. ' if self.protocol == 'stand-in' else ''}{said[:1].upper()}{said[1:]}."
-
-    @property
-    def claim_counts(self) -> str:
-        """'10 claims: 1 holds, 4 undecided, 5 not run'"""
-        answers = Counter(claim.answer for claim in self.claims)
-        said = [counted(answers[answer], answer) for answer in ANSWERS if answers[answer]]
-        return f"{plural(len(self.claims), 'claim')}: {', '.join(said)}"
 
     def number_table(self) -> Table | None:
         """The measured numbers beside the paper's; None if there is none."""
@@ -71,11 +62,8 @@ class Finding:
             for one in self.numbers
             if one.outcome != "not run"
         ]
-        return (
-            Table((self.unit, "paper", "ours", "difference", "width of its 90 % interval", "outcome"), rows)
-            if rows
-            else None
-        )
+        head = (self.unit, "paper", "ours", "difference", "width of its 90 % interval", "outcome")
+        return Table(head, rows) if rows else None
 
     def claim_table(self) -> Table | None:
         """The measured claims with their tests; None if there is none."""
@@ -85,8 +73,8 @@ class Finding:
     def to_record(self) -> dict[str, object]:
         """The finding as JSON data."""
         return {
-            "name": self.item.name,
-            "title": self.item.title,
+            "name": self.name,
+            "title": TITLES[self.name],
             "verdict": self.verdict,
             "protocol": self.protocol,
             "departures": list(self.departures),
@@ -109,28 +97,22 @@ CLAIM_HEAD = (
 )
 
 
-def counted(n: int, word: str) -> str:
-    """'1 holds', '2 hold'; words that are no verbs stay as they are."""
-    return f"{n} {word.removesuffix('s') if n != 1 and word in ('holds', 'agrees', 'differs') else word}"
+def tally(found: Sequence[str], order: Sequence[str]) -> str:
+    """'1 holds, 4 undecided', '2 hold': how often each word was found, in this order."""
+    counts = Counter(found)
+    plurals = {"holds": "hold", "agrees": "agree", "differs": "differ"}
+    words = ((counts[word], word if counts[word] == 1 else plurals.get(word, word)) for word in order)
+    return ", ".join(f"{count} {word}" for count, word in words if count)
 
 
 def claim_row(claim: Claim) -> tuple[str, ...]:
-    """The cells of a claim: the paper's difference, ours, three p values, the answer."""
-    if claim.found is None:
-        return (claim.what, papers_difference(claim), *[NONE] * 4, claim.answer)
-    spread = claim.found.difference
-    p = (str(p_text(value)).replace(" ", SPACE) for value in (claim.found.t_holm, claim.selected, claim.unpaired))
-    return (claim.what, papers_difference(claim), with_interval(spread.mean, spread.low, spread.high), *p, claim.answer)
-
-
-def papers_difference(claim: Claim) -> str:
-    """The difference that the paper prints; a dash if it prints none."""
-    return number(claim.contest.paper.difference, "+.3f") if claim.contest.paper else NONE
-
-
-def with_interval(mean: float, low: float, high: float) -> str:
-    """'+0.080 (+0.01 to +0.15)'; fewer than three seeds have no interval."""
-    return f"{mean:+.3f}" + ("" if isnan(low) else f" ({low:+.2f} to {high:+.2f})".replace(" ", SPACE))
+    """The cells of a measured claim: the paper's difference, ours with its interval, three p values, the answer."""
+    assert claim.found is not None
+    paper, spread = claim.contest.paper, claim.found.difference
+    interval = "" if isnan(spread.low) else f" ({spread.low:+.2f} to {spread.high:+.2f})"
+    cells = (f"{spread.mean:+.3f}{interval}", *map(p_text, (claim.found.t_holm, claim.selected, claim.unpaired)))
+    papers = number(paper.difference if paper else None, "+.3f")
+    return (claim.what, papers, *(cell.replace(" ", SPACE) for cell in cells), claim.answer)
 
 
 def claim_record(claim: Claim) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Figure 10: gamma and beta along training, and what weight decay alone leaves of gamma."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from itertools import product
 from math import isnan
 from statistics import fmean
 from typing import NamedTuple
@@ -9,13 +10,13 @@ from rebased.analysis.paired import compare, equals
 from rebased.analysis.spread import describe
 from rebased.config import plural
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding
 from rebased.paper.recall import grid
 from rebased.paper.reference import place_of
 from rebased.paper.values import FIGURE_1_PAIRS, FIGURE_10, TABLE_1, Place
 from rebased.paper.verdict import Number, hold_number
+from rebased.report.reference_values import Measure
 from rebased.report.synthetic import norms
 from rebased.report.synthetic.cells import COUNTED, Cell
 from rebased.runs.finished import Run
@@ -37,7 +38,6 @@ class Decay(NamedTuple):
     alone: list[float]
 
     def by_seed(self) -> dict[int, float]:
-        """Gamma by seed."""
         return {run.seed: gamma for run, gamma in zip(self.runs, self.gamma, strict=True)}
 
 
@@ -47,12 +47,11 @@ def find_gamma(evidence: Evidence) -> Finding:
         for group in mqar.groups_of(evidence.runs, where.__contains__, evidence.precision):
             cells = [cell for cell in group.cells.values() if norms.curves(cell)]
             if cells:
-                covered = {cell.any_run.seq_len for cell in cells}
                 numbers = [number for cell in cells for number in hold_norms(cell)]
-                numbers += [number for seq_len, number in not_run() if seq_len not in covered]
+                numbers += not_run({cell.any_run.seq_len for cell in cells})
                 decays = decays_of(evidence)
                 return Finding(
-                    BY_NAME["Figure 10"],
+                    "Figure 10",
                     group.protocol,
                     numbers,
                     departures=group.departures,
@@ -60,7 +59,7 @@ def find_gamma(evidence: Evidence) -> Finding:
                     seeds=group.seeds,
                     sources=mqar.sources([*group.runs, *(run for decay in decays for run in decay.runs)]),
                 )
-    return Finding(BY_NAME["Figure 10"], "none", [number for _, number in not_run()])
+    return Finding("Figure 10", "none", not_run())
 
 
 def decays_of(evidence: Evidence) -> list[Decay]:
@@ -110,18 +109,20 @@ def hold_norms(cell: Cell) -> Iterator[Number]:
     """The means of gamma and beta after each run's last epoch, over seeds, beside the paper's. Beta begins at the
     paper's value, so it shows nothing."""
     found: dict[str, list[float]] = {}
-    for run in cell.chosen.values():
-        for key, entry in (norms.last_layer(run.epochs[-1]) if run.epochs else {}).items():
+    for run in (run for run in cell.chosen.values() if run.epochs):
+        for key, entry in norms.last_layer(run.epochs[-1]).items():
             if key in norms.NAMES and entry["mean"] is not None:
                 found.setdefault(key, []).append(entry["mean"])
     for key, values in found.items():
-        what = f"T = {cell.any_run.seq_len}, D = {cell.d_model}, {norms.NAMES.get(key, key)}"
-        measure = "gamma" if key.endswith("gamma") else "beta"
-        yield hold_number(what, FIGURE_10[measure], describe(values), given=measure == "beta")  # type: ignore[index]
+        what = f"T = {cell.any_run.seq_len}, D = {cell.d_model}, {norms.NAMES[key]}"
+        measure: Measure = "gamma" if key.endswith("gamma") else "beta"
+        yield hold_number(what, FIGURE_10[measure], describe(values), given=measure == "beta")
 
 
-def not_run() -> Iterator[tuple[int, Number]]:
-    """(length, what the figure shows of it), not measured. Beta begins at its value."""
-    for seq_len in FIGURE_1_PAIRS:
-        for key in ("q.gamma", "k.gamma"):
-            yield seq_len, hold_number(f"T = {seq_len}, {norms.NAMES[key]}", FIGURE_10["gamma"], None)
+def not_run(covered: Container[int] = ()) -> list[Number]:
+    """What the figure shows at lengths that are not covered. Beta begins at its value."""
+    return [
+        hold_number(f"T = {seq_len}, {norms.NAMES[key]}", FIGURE_10["gamma"], None)
+        for seq_len, key in product(FIGURE_1_PAIRS, ("q.gamma", "k.gamma"))
+        if seq_len not in covered
+    ]

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from statistics import fmean
 
 from rebased.paper import mqar
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import Group
-from rebased.paper.values import KERNEL_ORDER, TABLE_1, TABLE_1_WIDTHS, Place
+from rebased.paper.values import KERNEL_ORDER, RATES, TABLE_1, TABLE_1_PAIRS, TABLE_1_WIDTHS, Place
 from rebased.paper.verdict import Contest, hold_claims
 from rebased.report.page import figure
 from rebased.report.reference_values import agreement
@@ -69,39 +70,38 @@ def by_width(group: Group, key: str) -> str:
 
 def at_each_width(group: Group) -> Iterator[Contest]:
     """The claims that ReBased recalls more than another kernel, at each length and width."""
-    for seq_len in LENGTHS:
-        for d_model in TABLE_1_WIDTHS:
-            cells = {place: cell for place, cell in group.cells.items() if place.d_model == d_model}
-            for other in OTHERS:
-                found = mqar.over_widths(group._replace(cells=cells), seq_len, "ReBased", other)
-                yield found._replace(what=f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other}")
+    for seq_len, d_model, other in product(LENGTHS, TABLE_1_WIDTHS, OTHERS):
+        cells = {place: cell for place, cell in group.cells.items() if place.d_model == d_model}
+        found = mqar.over_widths(group._replace(cells=cells), seq_len, "ReBased", other)
+        yield found._replace(what=f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other}")
 
 
 def grows(group: Group) -> Contest:
     """The claim that ReBased leads Based by more in long sequences than in short ones."""
-    leads: list[dict[int, float] | None] = []
-    for seq_len in (LENGTHS[1], LENGTHS[0]):
+
+    def lead(seq_len: int) -> dict[int, float] | None:
         found = mqar.over_widths(group, seq_len, "ReBased", "Based")
         ours, theirs = found.ours or {}, found.others or {}
-        leads.append({seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())} or None)
-    return Contest(f"ReBased leads Based by more at T = {LENGTHS[1]:,} than at T = {LENGTHS[0]}", leads[0], leads[1])
+        return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())} or None
+
+    short, long = LENGTHS
+    return Contest(f"ReBased leads Based by more at T = {long:,} than at T = {short}", lead(long), lead(short))
 
 
 def at_random_rates(group: Group) -> Iterator[Contest]:
     """Figure 4: the claims that ReBased recalls more at a learning rate drawn at random, the mean over the rates that
     both models have. With one try all estimators of expected performance are this mean."""
-    for seq_len in LENGTHS:
-        for d_model in TABLE_1_WIDTHS:
-            for other in OTHERS:
-                place = Place("ReBased", seq_len, 32, d_model)
-                what = f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other} at a rate drawn at random"
-                ours, theirs = (group.cells.get(place._replace(model=model)) for model in ("ReBased", other))
-                rates = [rate for rate in mqar.rates_of(ours) if rate in theirs.runs] if ours and theirs else []
-                if ours is None or theirs is None or len(rates) < 2:
-                    yield Contest(what, None, None)
-                    continue
-                held_out = all(run.held_out is not None for cell in (ours, theirs) for run in cell.all_runs)
-                yield Contest(what, mean_over(ours, rates, held_out), mean_over(theirs, rates, held_out))
+    for seq_len, d_model, other in product(LENGTHS, TABLE_1_WIDTHS, OTHERS):
+        what = f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other} at a rate drawn at random"
+        places = (Place(model, seq_len, TABLE_1_PAIRS, d_model) for model in ("ReBased", other))
+        cells = [group.cells[place] for place in places if place in group.cells]
+        rates = [rate for rate in RATES if all(rate in cell.runs for cell in cells)]
+        if len(cells) < 2 or len(rates) < 2:
+            yield Contest(what)
+        else:
+            held_out = all(run.held_out is not None for cell in cells for run in cell.all_runs)
+            ours, theirs = (mean_over(cell, rates, held_out) for cell in cells)
+            yield Contest(what, ours, theirs)
 
 
 def mean_over(cell: Cell, rates: list[float], held_out: bool) -> dict[int, float]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from rebased.analysis.unpaired import Effect, effect_of
 from rebased.models import LMConfig
 from rebased.models.presets import preset_to_change
-from rebased.paper.contents import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.precision import TF32, PrecisionTest
 from rebased.paper.reference import PAPER, deviations, place_of
@@ -64,7 +63,6 @@ class Group(NamedTuple):
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, at all rates."""
         return [run for cell in self.cells.values() for run in cell.all_runs]
 
 
@@ -74,7 +72,7 @@ NO_RUNS = Group((), Results((), 0), {})
 def finding(name: str, group: Group, numbers: Sequence[Number], claims: Sequence[Claim], **more: Any) -> Finding:
     """What these runs show of a table or figure. `more` are other fields of the finding."""
     about: dict[str, Any] = {"unit": "cell", "seeds": group.seeds, "sources": sources(group.runs)}
-    return Finding(BY_NAME[name], group.protocol, numbers, claims, group.departures, **about, **more)
+    return Finding(name, group.protocol, numbers, claims, group.departures, **about, **more)
 
 
 def groups_of(
@@ -137,7 +135,6 @@ def is_papers_model(run: Run) -> bool:
 
 @cache
 def papers_model(preset: str, d_model: int) -> dict[str, Any]:
-    """The settings of a preset."""
     settings: dict[str, Any] = preset_to_change(preset, d_model=d_model).model_dump(mode="json")
     return settings
 
@@ -157,30 +154,28 @@ def rates_of(cell: Cell) -> list[float]:
 
 def hold_cells(readings: Mapping[Place, ReferenceValue], group: Group) -> list[Number]:
     """The paper's values beside ours."""
-    return [
-        hold_number(
-            f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}",
-            reading,
-            group.cells[place].test if place in group.cells else None,
-        )
-        for place, reading in readings.items()
-    ]
+    numbers = []
+    for place, reading in readings.items():
+        ours = group.cells[place].test if place in group.cells else None
+        numbers.append(hold_number(f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}", reading, ours))
+    return numbers
 
 
 def over_widths(group: Group, seq_len: int, one: str, other: str) -> Contest:
     """The claim that model `one` recalls more than `other` at one length: the mean over the widths that both have."""
     what = f"T = {seq_len:,}: {one} recalls more than {other}"
-    both: dict[Place, tuple[Cell, Cell]] = {}
-    for place, cell in group.cells.items():
-        twin = group.cells.get(place._replace(model=other))
-        if place.model == one and place.seq_len == seq_len and twin:
-            both[place] = cell, twin
+    both = {
+        place: (cell, group.cells[twin])
+        for place, cell in group.cells.items()
+        if (place.model, place.seq_len) == (one, seq_len) and (twin := place._replace(model=other)) in group.cells
+    }
     if not both:
-        return Contest(what, None, None)
-    held_out = all(cell.held_out for pair in both.values() for cell in pair)
-    sides = [[pair[side] for pair in both.values()] for side in (0, 1)]
+        return Contest(what)
+    sides = list(zip(*both.values(), strict=True))
+    cells = [cell for side in sides for cell in side]
+    held_out = all(cell.held_out for cell in cells)
     ours, theirs = (mean_by_seed(side, held_out) for side in sides)
-    chosen = any(len(cell.runs) > 1 for side in sides for cell in side)
+    chosen = any(len(cell.runs) > 1 for cell in cells)
     selected = tuple(mean_by_seed(side, held_out, selected=True) for side in sides) if chosen else None
     where = f"{what} (D = {', '.join(str(place.d_model) for place in both)})"
     return Contest(where, ours, theirs, selected, papers_effect(list(both), other))  # type: ignore[arg-type]
@@ -188,9 +183,9 @@ def over_widths(group: Group, seq_len: int, one: str, other: str) -> Contest:
 
 def papers_effect(places: Sequence[Place], other: str) -> Effect | None:
     """The paper's difference, as the mean over places; None if a value was not read, or is only a bound."""
-    pairs = [(READINGS.get(place), READINGS.get(place._replace(model=other))) for place in places]
     found = []
-    for one, two in pairs:
+    for place in places:
+        one, two = READINGS.get(place), READINGS.get(place._replace(model=other))
         if one is None or two is None or one.at_least or two.at_least:
             return None
         found.append(effect_of(one.mean, one.sd or 0.0, one.seeds, two.mean, two.sd or 0.0, two.seeds))

@@ -28,15 +28,12 @@ def sections_not_in_paper(evidence: Evidence) -> Iterator[Section]:
 def parts_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """(what, HTML) of each question."""
     runs = [run for run in evidence.runs if run.status in COUNTED and run.task == PAPER_TASK]
-    for alike in nearest(in_table_1(runs), lambda run: run.model in KERNEL_ORDER):
-        body = heads_body([run for run in alike if run.model in KERNEL_ORDER])
-        if body:
-            yield "how many heads the paper may have had", body
-            break
+    papers = nearest(in_table_1(runs), lambda run: run.model in KERNEL_ORDER)
+    bodies = (heads_body([run for run in alike if run.model in KERNEL_ORDER]) for alike in papers)
+    yield "how many heads the paper may have had", next(filter(None, bodies), "")
     again = [run for run in evidence.found.others if run.status in COUNTED and run.task == PAPER_TASK]
-    for alike in nearest(in_table_1([*runs, *again]), lambda run: run.model not in KERNEL_ORDER):
+    for alike in nearest(in_table_1([*runs, *again]), lambda run: run.model not in KERNEL_ORDER)[:1]:
         yield "other norms and kernels", kernels_body(alike)
-        break
     mixed = [run for run in runs if len(run.settings["task"]["test"]) > 1]
     if mixed:
         yield "sequences longer and fuller than in training", slices_body(mixed)
@@ -59,11 +56,9 @@ def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run
 def heads_body(runs: Sequence[Run]) -> str:
     """Accuracy by number of heads beside the paper's values; empty if all runs have one number."""
     places = cells_by_heads(build_results(runs, PAPER))
-    return (
-        paragraphs(narrative.heads_verdict(places), protocol_words(runs)) + tables.heads_table(places).to_html()
-        if places
-        else ""
-    )
+    if not places:
+        return ""
+    return paragraphs(narrative.heads_verdict(places), protocol_words(runs)) + tables.heads_table(places).to_html()
 
 
 def kernels_body(runs: Sequence[Run]) -> str:
@@ -86,12 +81,11 @@ def kernels_body(runs: Sequence[Run]) -> str:
 def slices_body(runs: Sequence[Run]) -> str:
     """Accuracy by number of pairs, also of sequences unlike those of training; and what one rate can decide."""
     results = build_results(runs, PAPER)
-    html = paragraphs(protocol_words(runs))
-    rates = sorted({run.lr for run in runs})
+    html, rates = paragraphs(protocol_words(runs)), {run.lr for run in runs}
     if len(rates) == 1:
         html += paragraphs(
-            f"All models have one rate, {rates[0]:g}, which suits some of them better than others. Differences between "
-            "them are differences at that rate; which model recalls more is not decided."
+            f"All models have one rate, {min(rates):g}, which suits some of them better than others. Differences "
+            "between them are differences at that rate; which model recalls more is not decided."
         )
     return html + tables.slice_table(results, "by_pairs").to_html()
 

@@ -1,6 +1,5 @@
 """The page: five sentences, one plot, the claims, then one section per experiment."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
@@ -9,10 +8,10 @@ from rebased.config import plural
 from rebased.files import without_nan
 from rebased.paper.answers import forest, main_claims, sentences
 from rebased.paper.attention import find_attention
-from rebased.paper.contents import EXPERIMENTS, Experiment
+from rebased.paper.contents import EXPERIMENTS, TITLES, Experiment
 from rebased.paper.counts import find_counts
 from rebased.paper.evidence import PLANNED, Evidence
-from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, words_table
+from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, tally, words_table
 from rebased.paper.gamma import find_gamma
 from rebased.paper.kernels import find_kernels
 from rebased.paper.not_in_paper import sections_not_in_paper
@@ -40,7 +39,7 @@ class PaperPage:
     """Everything that is computed from records about the paper's tables and figures."""
 
     def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
+        self.evidence, self.runs = evidence, [*evidence.runs, *evidence.lm_runs]
         found = [
             *find_kernels(evidence),
             *find_recall(evidence),
@@ -49,12 +48,12 @@ class PaperPage:
             *find_counts(),
             find_perplexity(evidence),
         ]
-        by_name = {finding.item.name: finding for finding in found}
-        self.by_name = {item.name: by_name[item.name] for experiment in EXPERIMENTS for item in experiment.items}
+        by_name = {finding.name: finding for finding in found}
+        self.by_name = {name: by_name[name] for name in TITLES}
         if not evidence.shipped:
             check_relevant(self.findings, evidence)
         self.planned = judge_folders(PLANNED) if evidence.shipped else {}
-        ended = [run for run in (*evidence.runs, *evidence.lm_runs) if run.status != "unfinished"]
+        ended = [run for run in self.runs if run.status != "unfinished"]
         found_once = replace(evidence.found, repeated=0) if evidence.shipped else evidence.found  # it is known of those
         self.warnings = [*warn_about_records(found_once, ended), *evidence.left_out]
 
@@ -71,44 +70,33 @@ class PaperPage:
     @property
     def counts(self) -> str:
         """'14 tables and figures of 5 experiments: 2 reproduced, 2 partly, 10 not run'"""
-        counted = Counter(finding.verdict for finding in self.findings)
-        said = ", ".join(f"{counted[verdict]} {verdict}" for verdict in VERDICTS if counted[verdict])
+        said = tally([finding.verdict for finding in self.findings], VERDICTS)
         return f"{len(self.findings)} tables and figures of {len(EXPERIMENTS)} experiments: {said}"
 
     @property
     def provenance(self) -> str:
         """How many runs were made by code that no commit holds."""
-        runs = [*self.evidence.runs, *self.evidence.lm_runs]
-        changed = sum(map(has_changes, runs))
+        changed = sum(map(has_changes, self.runs))
         mark = f" ({changed} by code with changes that no commit holds)" if changed else ""
         probes = len(self.evidence.probes) + len(self.evidence.text_probes)
         whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
-        return f"From {whose}: {plural(len(runs), 'run')}{mark}, {plural(probes, 'probe')}."
+        return f"From {whose}: {plural(len(self.runs), 'run')}{mark}, {plural(probes, 'probe')}."
 
     def marked(self, file: str) -> str:
         """The name of a file, with the number of its runs whose code no commit holds."""
-        runs = [run for run in (*self.evidence.runs, *self.evidence.lm_runs) if run.file == file]
+        runs = [run for run in self.runs if run.file == file]
         changed = sum(map(has_changes, runs))
         return f"{file} ({changed} of {plural(len(runs), 'run')} with changes)" if changed else file
 
     def to_record(self) -> dict[str, object]:
         """Everything as JSON data."""
         planned = {name: [found.to_record() for found in outcomes] for name, outcomes in self.planned.items()}
-        record: dict[str, object] = without_nan(
-            {
-                "answers": self.answers,
-                "counts": self.counts,
-                "findings": [finding.to_record() for finding in self.findings],
-                "planned": planned,
-            }
-        )
-        return record
+        found = {"findings": [finding.to_record() for finding in self.findings], "planned": planned}
+        return dict(without_nan({"answers": self.answers, "counts": self.counts, **found}))
 
     def page(self, command: str) -> Page:
         """The page; `command` is the command that makes it."""
-        runs = [*self.evidence.runs, *self.evidence.lm_runs]
-        origin = describe_origin(runs) if runs else ""
-        footer = f"{PAPER} {origin}"
+        footer = f"{PAPER} {describe_origin(self.runs) if self.runs else ''}"
         return Page(TITLE, f"{self.counts}. {self.provenance}", list(self._sections(command)), footer, self.to_record())
 
     def _sections(self, command: str) -> Iterator[Section]:
@@ -120,9 +108,8 @@ class PaperPage:
             yield Section("Effects", figure(panels, PLOT))
         if claims:
             rows = [claim_row(claim) for _, claim in claims]
-            brief = [
-                (f"{name}. {row[0]}", *(row[i] for i in BRIEF[1:])) for (name, _), row in zip(claims, rows, strict=True)
-            ]
+            named = [(f"{name}. {row[0]}", *row[1:]) for (name, _), row in zip(claims, rows, strict=True)]
+            brief = [tuple(row[i] for i in BRIEF) for row in named]
             table = words_table(Table(tuple(CLAIM_HEAD[i] for i in BRIEF), brief))
             more = details("Show p values with other choices", words_table(Table(CLAIM_HEAD, rows)))
             yield Section("Claims, the most important first", table + more)
@@ -144,7 +131,7 @@ class PaperPage:
             link = f'<a href="#{experiment.key}">{escape(experiment.title)}</a>'
             html += f'<tr><th scope="row">{link}</th><td></td><td></td></tr>'
             for finding in (self.by_name[item.name] for item in experiment.items):
-                name = f"{escape(finding.item.name)}: {escape(finding.item.title)}"
+                name = f"{escape(finding.name)}: {escape(TITLES[finding.name])}"
                 colour, verdict = finding.verdict.replace(" ", "-"), finding.verdict  # the word says it too
                 html += f'<tr><th scope="row">{name}</th><td><span class="verdict {colour}">{verdict}</span></td>'
                 html += f"<td>{escape(finding.sentence)}</td></tr>"
@@ -174,13 +161,12 @@ class PaperPage:
         facts += [f"Records: {', '.join(map(self.marked, sources))}."] if sources else []
         html += paragraphs(*facts) + "".join(finding.draw() for finding in findings)
         for finding in findings:
-            numbers, claims = finding.number_table(), finding.claim_table()
-            if numbers:
-                html += details(
-                    f"Show {finding.item.name}: {plural(len(numbers.rows), finding.unit)}", words_table(numbers)
-                )
-            if claims and finding.item.name not in ("Table 1", "Figure 1"):
-                html += details(f"Show {finding.item.name}: {plural(len(claims.rows), 'claim')}", words_table(claims))
+            tables = {finding.unit: finding.number_table()}
+            if finding.name not in ("Table 1", "Figure 1"):  # their claims stand at the top
+                tables["claim"] = finding.claim_table()
+            for what, table in tables.items():
+                if table:
+                    html += details(f"Show {finding.name}: {plural(len(table.rows), what)}", words_table(table))
         return html + commands(experiment.redo)
 
 
@@ -188,9 +174,7 @@ def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
     """ValueError if no record is of anything that the paper shows, or of a section that the paper does not have."""
     shown = any(finding.remarks or (finding.protocol != "none" and finding.unit != "count") for finding in findings)
     if not shown and not any(True for _ in sections_not_in_paper(evidence)):
-        runs = plural(len(evidence.runs) + len(evidence.lm_runs), "run")
-        probes = plural(len(evidence.probes) + len(evidence.text_probes), "probe")
         raise ValueError(
-            f"none of these {runs} and {probes} has ended and is of an experiment of the paper (MQAR at its lengths "
-            "and widths, ReBased as a language model, its probes); `rebased report` shows any runs"
+            "none of these records has ended and is of an experiment of the paper (MQAR at its lengths and widths, "
+            "ReBased as a language model, its probes); `rebased report` shows any runs"
         )

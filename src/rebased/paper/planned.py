@@ -4,7 +4,7 @@ A plan is a Markdown file with one block of YAML, beside the sweep that makes it
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -96,43 +96,28 @@ def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per test."""
-    rows = [
-        (
-            found.test.name,
-            " and ".join(found.counts),
-            found.words,
-            f"{found.p:.3g}",
-            f"{found.test.margin or NONE}",
-            found.answer,
-        )
-        for found in outcomes
-    ]
+    rows = []
+    for found in outcomes:
+        p, margin = f"{found.p:.3g}", f"{found.test.margin or NONE}"
+        rows.append((found.test.name, " and ".join(found.counts), found.words, p, margin, found.answer))
     return Table(("test", "runs", "difference (95 % interval)", "p", "margin", "answer"), rows)
 
 
 def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
     """The numbers of one test, with p as yet uncorrected."""
-    all_a, all_b = (groups(test, which, evidence) for which in (test.a, test.b))
-    sizes = [sum(map(len, group.values())) for group in (all_a, all_b)]
+    (a, n_a), (b, n_b) = (groups(test, which, evidence) for which in (test.a, test.b))
     wanted = (test.runs, test.runs) if isinstance(test.runs, int) else test.runs
-    a, b = (
-        {key: [value for value in values if value is not None] for key, values in group.items()}
-        for group in (all_a, all_b)
-    )
-    if tuple(sizes) != wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
-        counts = [f"{n} of {planned} runs" for n, planned in zip(sizes, wanted, strict=True)]
-        return Outcome(test, (counts[0], counts[1]), None, nan, "incomplete")
+    if (n_a, n_b) != wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
+        return Outcome(test, (f"{n_a} of {wanted[0]} runs", f"{n_b} of {wanted[1]} runs"), None, nan, "incomplete")
     if test.test == "fisher":
-        yes = [int(sum(sum(values) for values in group.values())) for group in (a, b)]
-        counts = [f"{n} of {size}" for n, size in zip(yes, sizes, strict=True)]
-        ahead = yes[0] * sizes[1] > yes[1] * sizes[0]
-        p = fisher_p(yes[0], sizes[0], yes[1], sizes[1])
-        return Outcome(test, (counts[0], counts[1]), None, p, "holds" if ahead else "contradicted")
+        yes_a, yes_b = (int(sum(map(sum, group.values()))) for group in (a, b))
+        ahead: Answer = "holds" if yes_a * n_b > yes_b * n_a else "contradicted"
+        p = fisher_p(yes_a, n_a, yes_b, n_b)
+        return Outcome(test, (f"{yes_a} of {n_a}", f"{yes_b} of {n_b}"), None, p, ahead)
     found = effect(a, b)
     p = permutation_p(a, b) if test.test == "permutation" else found.p
-    return Outcome(
-        test, (str(found.n_a), str(found.n_b)), found, p, "holds" if found.difference > 0 else "contradicted"
-    )
+    answer: Answer = "holds" if found.difference > 0 else "contradicted"
+    return Outcome(test, (str(found.n_a), str(found.n_b)), found, p, answer)
 
 
 def decide(outcome: Outcome) -> Outcome:
@@ -144,14 +129,17 @@ def decide(outcome: Outcome) -> Outcome:
     return outcome._replace(answer="equal" if outcome.effect.is_within(outcome.test.margin) else "too wide to tell")
 
 
-def groups(test: PlannedTest, which: Mapping[str, Any], evidence: Evidence) -> dict[Any, list[float | None]]:
-    """By stratum, the values of the runs that `which` describes; None for a run without a live head."""
-    found: dict[Any, list[float | None]] = {}
+def groups(test: PlannedTest, which: Mapping[str, Any], evidence: Evidence) -> tuple[dict[Any, list[float]], int]:
+    """(the values of the runs that `which` describes, by stratum; how many runs there are). A run without a live head
+    has no value."""
+    found: dict[Any, list[float]] = {}
+    runs = 0
     for run, value in values_of(test.value, evidence):
         if all(fits(run, key, wanted) for key, wanted in which.items()):
-            stratum = setting(run.settings, test.strata) if test.strata else None
-            found.setdefault(stratum, []).append(value)
-    return found
+            runs += 1
+            values = found.setdefault(setting(run.settings, test.strata) if test.strata else None, [])
+            values += [value] if value is not None else []
+    return found, runs
 
 
 def fits(run: Run, key: str, wanted: Any) -> bool:
@@ -175,7 +163,8 @@ def values_of(value: str, evidence: Evidence) -> Iterator[tuple[Run, float | Non
     kind, _, part = value.partition(".")
     if kind == "iou":
         for _, probe in evidence.probes:
-            yield run_of(probe), IOU[part](probe["layers"][-1]["iou"])
+            iou = probe["layers"][-1]["iou"]
+            yield run_of(probe), live_mean(iou["by_head"]) if part == "live" else iou[part]
     elif kind in ("loss", "gap"):
         for run in evidence.lm_runs:
             if is_finished(run) and "test" in run.lines[-1]:
@@ -186,10 +175,3 @@ def values_of(value: str, evidence: Evidence) -> Iterator[tuple[Run, float | Non
         for run in evidence.runs:
             if run.status in COUNTED:
                 yield run, float(has_learned(run)) if kind == "began" else run.held_out
-
-
-IOU: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
-    "live": lambda iou: live_mean(iou["by_head"]),
-    "mean": lambda iou: iou["mean"],
-    "best": lambda iou: iou["best"],
-}

@@ -1,12 +1,11 @@
 """TF32 beside fp32: a test of equivalence. Unless it passes, TF32 is a departure from the paper's protocol."""
 
-from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
 from rebased.analysis.spread import Spread, describe
-from rebased.analysis.unpaired import Effect
 from rebased.files import read_json
+from rebased.paper.verdict import is_within
 from rebased.report.reference_values import MARGIN
 
 TF32 = "precision tf32 instead of fp32"  # in the words of `deviations`
@@ -29,8 +28,7 @@ class PrecisionTest(NamedTuple):
     @property
     def is_equivalent(self) -> bool:
         """Whether the two precisions differ by less than the margin, by two one-sided tests."""
-        found = self.difference
-        return Effect(found.mean, found.sd / sqrt(found.n), found.n - 1, found.n, found.n).is_within(MARGIN)
+        return is_within(self.difference, MARGIN)
 
     def __str__(self) -> str:
         found = self.difference

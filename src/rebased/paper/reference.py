@@ -2,28 +2,18 @@
 
 from typing import Any
 
-from rebased.paper.values import (
-    EPOCHS,
-    EXAMPLES,
-    FIGURE_10,
-    READINGS,
-    TABLE_1,
-    TABLE_2,
-    TABLE_3,
-    Place,
-    printed,
-)
+from rebased.paper.values import EPOCHS, EXAMPLES, FIGURE_10, READINGS, TABLE_1, TABLE_2, TABLE_3, Place, printed
 from rebased.report.lm.tables import PERPLEXITIES
 from rebased.report.reference_values import Measure, Reference, ReferenceValue, ReferenceValues
 from rebased.runs.finished import Run
 
-# The paper's settings of both: (name, path in a config, value).
-_SETTINGS: tuple[tuple[str, tuple[str, ...], Any], ...] = (
-    ("epochs", ("train", "epochs"), EPOCHS),
-    ("sequences per step", ("train", "batch_size"), 512),
-    ("vocabulary", ("task", "vocab_size"), 8192),
-    ("weight decay", ("train", "weight_decay"), 0.1),
-    ("precision", ("train", "precision"), "fp32"),
+# The paper's settings: (name, section and key of a config, value).
+_SETTINGS: tuple[tuple[str, str, str, Any], ...] = (
+    ("epochs", "train", "epochs", EPOCHS),
+    ("sequences per step", "train", "batch_size", 512),
+    ("vocabulary", "task", "vocab_size", 8192),
+    ("weight decay", "train", "weight_decay", 0.1),
+    ("precision", "train", "precision", "fp32"),
 )
 PAPER_TASK = "mqar"
 HEADS = 12  # in the authors' code; the paper does not give them for Table 1
@@ -53,9 +43,8 @@ def place_of(run: Run) -> Place | None:
     """The run's place in the paper's grids; None if its task is not of the paper's kind."""
     if run.task != PAPER_TASK:
         return None
-    tested, trained = (
-        [(s["seq_len"], s.get("kv_pairs")) for s in run.settings["task"][part]] for part in ("test", "train")
-    )
+    splits = (run.settings["task"][part] for part in ("test", "train"))
+    tested, trained = ([(segment["seq_len"], segment.get("kv_pairs")) for segment in split] for split in splits)
     return Place(run.model, *tested[0], run.d_model) if len(tested) == 1 and trained == tested else None
 
 
@@ -98,16 +87,11 @@ def other_tokenizer(run: Run) -> str:
 def deviations(run: Run) -> list[str]:
     """The settings in which a run differs from the paper's, in words."""
     found = []
-    for name, path, papers in _SETTINGS:
-        ours: Any = run.settings
-        for key in path:
-            ours = ours[key]
+    for name, section, key, papers in _SETTINGS:
+        ours = run.settings[section][key]
         if ours != papers:
-            found.append(
-                f"{name} {ours:,} instead of {papers:,}"
-                if isinstance(ours, int) and not isinstance(papers, str)
-                else f"{name} {ours} instead of {papers}"
-            )
+            number = "," if isinstance(ours, int) and not isinstance(papers, str) else ""
+            found.append(f"{name} {ours:{number}} instead of {papers:{number}}")
     examples = sum(segment["examples"] for segment in run.settings["task"]["train"])
     if examples != EXAMPLES:
         found.append(f"{examples:,} examples instead of {EXAMPLES:,}")

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from math import log
 
 from rebased.analysis.unpaired import Effect
 from rebased.config import grouped
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.counts import TABLE_9
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding, words_table
 from rebased.paper.reference import PAPER
 from rebased.paper.values import TABLE_2, TABLE_2_TOKENS
-from rebased.paper.verdict import Contest, Number, Protocol, hold_claims
+from rebased.paper.verdict import Contest, Number, Outcome, Protocol, hold_claims
 from rebased.report.lm.figures import styles_of, training_curves
 from rebased.report.lm.models import PARTS, LanguageModels, group_language_models, is_finished, kind_in, passes, steps
 from rebased.report.lm.page import CURVES
@@ -39,12 +39,12 @@ def find_perplexity(evidence: Evidence) -> Finding:
     """Table 2, from the first group of `rank_groups`; the others are shown below it."""
     groups = rank_groups(evidence.lm_runs)
     if not groups:
-        return Finding(BY_NAME["Table 2"], "none", hold_levels(NO_MODELS), hold_claims(contests(NO_MODELS)))
+        return Finding("Table 2", "none", hold_levels(NO_MODELS), hold_claims(contests(NO_MODELS)))
     chosen, departures = groups[0], departures_of(groups[0])
     own = all(is_papers_model(name, run) for name, runs in chosen.models.items() for run in runs.values())
     protocol: Protocol = "stand-in" if not own else "departs" if departures else "paper"
     return Finding(
-        BY_NAME["Table 2"],
+        "Table 2",
         protocol,
         hold_levels(chosen if own else NO_MODELS),
         hold_claims(contests(chosen)),
@@ -59,8 +59,9 @@ def find_perplexity(evidence: Evidence) -> Finding:
 
 def overfitting(chosen: LanguageModels) -> str:
     """What the training losses say about the difference between ReBased and attention; empty if there is no gap."""
-    losses = [chosen.losses(name) if (name := of_kind(chosen, kind)) else None for kind in ("ReBased", "Attention")]
-    ours, softmax = losses
+    ours, softmax = (
+        chosen.losses(name) if (name := of_kind(chosen, kind)) else None for kind in ("ReBased", "Attention")
+    )
     if not chosen.overfitting or not ours or not softmax:
         return ""
     times = f" after {count:.1f} passes" if (count := passes(chosen.runs[0])) else ""
@@ -140,9 +141,8 @@ def departures_of(chosen: LanguageModels) -> list[str]:
         found.append(f"models of {sizes} million parameters instead of 127 to 157")
     if (tokens := trained_on(run)) != TABLE_2_TOKENS:
         times = f", {count:.1f} passes over the text" if (count := passes(run)) else ""
-        found.append(
-            f"{tokens / 1e6:,.0f} million training tokens{times} instead of {TABLE_2_TOKENS / 1e9:.0f} billion"
-        )
+        ours, papers = f"{tokens / 1e6:,.0f} million", f"{TABLE_2_TOKENS / 1e9:.0f} billion"
+        found.append(f"{ours} training tokens{times} instead of {papers}")
     return found
 
 
@@ -152,14 +152,12 @@ def hold_levels(chosen: LanguageModels) -> list[Number]:
     for model, values in TABLE_2.items():
         name = of_kind(chosen, model)
         for (part, words), value in zip(PARTS.items(), values, strict=True):
-            ours = list(chosen.values(name, part).values()) if name else []
-            mean = sum(ours) / len(ours) if ours else None
-            near = mean is not None and abs(log(mean / value)) < MARGIN
-            text = None if mean is None else f"{mean:.2f}"
-            off = None if mean is None else mean - value
-            outcome = "not run" if mean is None else "agrees" if near else "differs"
-            what = f"{model}, {words} tokens"
-            numbers.append(Number(what, f"{value:.2f}", text, off, float("nan"), len(ours), outcome))  # type: ignore[arg-type]
+            number = Number(f"{model}, {words} tokens", f"{value:.2f}")
+            if ours := list(chosen.values(name, part).values()) if name else []:
+                mean = sum(ours) / len(ours)
+                outcome: Outcome = "agrees" if abs(log(mean / value)) < MARGIN else "differs"
+                number = Number(*number[:2], f"{mean:.2f}", mean - value, seeds=len(ours), outcome=outcome)
+            numbers.append(number)
     return numbers
 
 
@@ -167,14 +165,13 @@ def contests(chosen: LanguageModels) -> list[Contest]:
     """The signs of the paper's six differences in loss, for each variant of ReBased. The loss of the model that is
     worse in the paper comes first."""
     found = []
-    for variant in variants(chosen) or [""]:
-        for better, worse, part in BETTER:
-            of_which = f" with {variant}" if variant else ""
-            what = f"{PARTS[part]} tokens{of_which}: {better} has a lower loss than {worse}"
-            names = [of_kind(chosen, kind, variant) for kind in (worse, better)]
-            sides = [{seed: log(value) for seed, value in chosen.values(name, part).items()} for name in names if name]
-            column = list(PARTS).index(part)
-            paper = Effect(log(TABLE_2[worse][column] / TABLE_2[better][column]), 0, 1, 1, 1)
-            ours, others = sides if len(sides) == 2 else (None, None)
-            found.append(Contest(what, ours, others, paper=paper, margin=MARGIN, unit="nats"))
+    for variant, (better, worse, part) in product(variants(chosen) or [""], BETTER):
+        of_which = f" with {variant}" if variant else ""
+        what = f"{PARTS[part]} tokens{of_which}: {better} has a lower loss than {worse}"
+        names = [name for kind in (worse, better) if (name := of_kind(chosen, kind, variant))]
+        sides = [{seed: log(value) for seed, value in chosen.values(name, part).items()} for name in names]
+        column = list(PARTS).index(part)
+        paper = Effect(log(TABLE_2[worse][column] / TABLE_2[better][column]), 0, 1, 1, 1)
+        ours, others = sides if len(sides) == 2 else (None, None)
+        found.append(Contest(what, ours, others, paper=paper, margin=MARGIN, unit="nats"))
     return found

@@ -13,7 +13,8 @@ Verdict = Literal["reproduced", "partly", "undecided", "not reproduced", "not ru
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Answer = Literal["holds", "contradicted", "equal", "undecided", "one seed", "not run"]
 Outcome = Agreement | Literal["by construction", "one seed", "not run"]
-TESTED: tuple[Answer, ...] = ("holds", "contradicted", "equal", "undecided")
+ANSWERS: tuple[Answer, ...] = get_args(Answer)
+TESTED = ANSWERS[:4]
 Protocol = Literal["paper", "departs", "stand-in", "none"]
 """How the records that were used were made: by the paper's protocol; in the paper's experiment, but with departures
 from its protocol; in another experiment (another text, task or size), which stands in for it; or there are none."""
@@ -40,8 +41,8 @@ class Contest(NamedTuple):
     """A statement of the paper that one value is greater than another, and our values by seed; None: not measured."""
 
     what: str
-    ours: Mapping[int, float] | None  # of what should be greater
-    others: Mapping[int, float] | None
+    ours: Mapping[int, float] | None = None  # of what should be greater
+    others: Mapping[int, float] | None = None
     selected: tuple[Mapping[int, float], Mapping[int, float]] | None = None  # at rates chosen on the tested seeds
     paper: Effect | None = None  # the paper's difference
     margin: float = MARGIN
@@ -52,10 +53,10 @@ class Claim(NamedTuple):
     """A contest and its tests."""
 
     contest: Contest
-    found: Comparison | None  # paired by seed, corrected over the claims of its table; None: not measured
-    unpaired: float  # p without pairs, not corrected
-    selected: float  # Holm p if rates are chosen on the tested seeds; nan if nothing is chosen
-    answer: Answer
+    found: Comparison | None = None  # paired by seed, corrected over the claims of its table; None: not measured
+    unpaired: float = nan  # p without pairs, not corrected
+    selected: float = nan  # Holm p if rates are chosen on the tested seeds; nan if nothing is chosen
+    answer: Answer = "not run"
 
     @property
     def what(self) -> str:
@@ -68,11 +69,11 @@ class Number(NamedTuple):
 
     what: str
     paper: str
-    ours: str | None  # None: not measured
-    difference: float | None  # ours - paper's; None if that means nothing
-    width: float  # of the 90 % interval of the difference; nan without one
-    seeds: int
-    outcome: Outcome
+    ours: str | None = None  # None: not measured
+    difference: float | None = None  # ours - paper's; None if that means nothing
+    width: float = nan  # of the 90 % interval of the difference; nan without one
+    seeds: int = 0
+    outcome: Outcome = "not run"
 
 
 def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol) -> Verdict:
@@ -104,7 +105,7 @@ def hold_number(what: str, paper: ReferenceValue, ours: Spread | None, *, given:
     shown = f"{'≥ ' if paper.at_least else ''}{paper.mean:.{2 if paper.error > 0.001 else 3}f}"
     shown += f" ± {paper.sd:.2f}" if paper.sd is not None else ""
     if ours is None:
-        return Number(what, shown, None, None, nan, 0, "not run")
+        return Number(what, shown)
     text = f"{ours.mean:.3f}" + ("" if isnan(ours.sd) else f" ± {ours.sd:.3f}")
     outcome: Outcome = "by construction" if given else "one seed" if ours.n < 2 else agreement(ours, paper)
     width = nan if ours.n < 2 else difference_from(ours, paper).width
@@ -113,24 +114,28 @@ def hold_number(what: str, paper: ReferenceValue, ours: Spread | None, *, given:
 
 def hold_claims(contests: Iterable[Contest]) -> list[Claim]:
     """All claims of a table or figure, tested together: Holm's correction is over those that were measured."""
-    every = list(contests)
-    tested = [one for one in every if one.ours and one.others and one.ours.keys() & one.others.keys()]
-    found = iter(compare_all([(one.ours or {}, one.others or {}) for one in tested]))
-    leaky = iter(compare_all([one.selected or (one.ours or {}, one.others or {}) for one in tested]))
-    return [
-        hold_claim(one, next(found), next(leaky)) if one in tested else Claim(one, None, nan, nan, "not run")
-        for one in every
-    ]
+    claims = [Claim(contest) for contest in contests]
+    pairs = [(contest.ours or {}, contest.others or {}) for contest, *_ in claims]
+    tested = [n for n, (ours, others) in enumerate(pairs) if ours.keys() & others.keys()]
+    found = compare_all([pairs[n] for n in tested])
+    leaky = compare_all([claims[n].contest.selected or pairs[n] for n in tested])
+    for n, one, other in zip(tested, found, leaky, strict=True):
+        contest, (ours, others) = claims[n].contest, pairs[n]
+        apart = effect({0: list(ours.values())}, {0: list(others.values())})
+        selected = other.t_holm if contest.selected else nan
+        claims[n] = Claim(contest, one, apart.p, selected, answer_of(one, contest.margin))
+    return claims
 
 
-def hold_claim(contest: Contest, found: Comparison, leaky: Comparison) -> Claim:
-    """A claim beside its comparison of (what the paper finds greater) - (the other)."""
-    spread, answer = found.difference, "undecided"
-    apart = effect({0: list((contest.ours or {}).values())}, {0: list((contest.others or {}).values())})
-    if spread.n < 2:
-        answer = "one seed"
-    elif found.t_holm < SIGNIFICANT:
-        answer = "holds" if spread.mean > 0 else "contradicted"
-    elif Effect(spread.mean, spread.sd / sqrt(spread.n), spread.n - 1, spread.n, spread.n).is_within(contest.margin):
-        answer = "equal"
-    return Claim(contest, found, apart.p, leaky.t_holm if contest.selected else nan, answer)  # type: ignore[arg-type]
+def answer_of(found: Comparison, margin: float) -> Answer:
+    """The answer to a claim from a comparison of (what the paper finds greater) - (the other)."""
+    if found.difference.n < 2:
+        return "one seed"
+    if found.t_holm < SIGNIFICANT:
+        return "holds" if found.difference.mean > 0 else "contradicted"
+    return "equal" if is_within(found.difference, margin) else "undecided"
+
+
+def is_within(found: Spread, margin: float) -> bool:
+    """Whether paired differences are smaller than a margin on average, by two one-sided tests."""
+    return Effect(found.mean, found.sd / sqrt(found.n), found.n - 1, found.n, found.n).is_within(margin)

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from math import isfinite, isnan
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from rebased.analysis.spread import Spread
+if TYPE_CHECKING:
+    from rebased.analysis.spread import Spread  # needs scipy, which commands that print a table do without
 
 LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "γ": r"$\gamma$", "β": r"$\beta$",
@@ -156,7 +157,7 @@ def number(value: float | None, form: str = ".3f") -> Number:
     return Number(NONE, None) if value is None or isnan(value) else Number(f"{value:{form}}", value)
 
 
-def plus_minus(spread: Spread, digits: int = 3) -> Number:
+def plus_minus(spread: "Spread", digits: int = 3) -> Number:
     """The mean ± the sample standard deviation, which one value alone does not have."""
     form = f".{digits}f"
     if isnan(spread.sd):

@@ -113,11 +113,3 @@ def status_of(folder: Path, failure: str | None) -> Standing:
     if failure:
         return Standing("failed", failure, lines)
     return Standing("begun" if (folder / POINTER).exists() else "new", None, lines)
-
-
-def breakdown(runs: Sequence[PlannedRun]) -> dict[str, dict[str, list[PlannedRun]]]:
-    """The runs as {model: {task: runs}}, in the order of the grid."""
-    table: dict[str, dict[str, list[PlannedRun]]] = {}
-    for run in runs:
-        table.setdefault(run.model, {}).setdefault(run.task, []).append(run)
-    return table
