@@ -31,12 +31,7 @@ class Plan(NamedTuple):
 
     def run(self, pass_over: Callable[[slice, slice], None]) -> None:
         """Calls pass_over(b, h) for all rows."""
-
-        def compute(rows: tuple[slice, slice]) -> None:
-            with torch.autocast(self.device.type, enabled=False):
-                pass_over(*rows)
-
-        run_on_threads(compute, self.rows, self.threads)
+        run_on_threads(lambda rows: pass_over(*rows), self.rows, self.threads, self.device)
 
 
 def plan_pass(q: Tensor, W: int, F: int, *, reads_first: bool, writes_last: bool) -> Plan:

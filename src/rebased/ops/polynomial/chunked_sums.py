@@ -22,7 +22,7 @@ from torch import Tensor
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.chunk_plan import Plan, find_cuts, plan_pass, spans
 from rebased.ops.polynomial.features import Weights, contract, expand, state_order
-from rebased.ops.polynomial.similarity import AnyKernel
+from rebased.ops.polynomial.similarity import Kernel
 from rebased.ops.polynomial.state import feature_count
 
 
@@ -33,7 +33,7 @@ class RunningState:
     """
 
     def __init__(
-        self, kernel: AnyKernel, K: int, start: Tensor | None, dtype: torch.dtype, tile: int, *, reverse: bool
+        self, kernel: Kernel, K: int, start: Tensor | None, dtype: torch.dtype, tile: int, *, reverse: bool
     ) -> None:
         """start [B, H, F, W], in the order of state.py, or None. Features are made for `tile` tokens at once."""
         self.coefficients, self.K, self.dtype, self.tile, self.reverse = kernel.coefficients, K, dtype, tile, reverse
@@ -102,7 +102,7 @@ At = tuple[slice, slice, slice]
 
 
 def sums(
-    kernel: AnyKernel,
+    kernel: Kernel,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -144,7 +144,7 @@ def sums(
 
 
 def gradients(
-    kernel: AnyKernel,
+    kernel: Kernel,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -255,13 +255,13 @@ def _wide(v: Tensor) -> torch.dtype:
     return torch.float64 if v.device.type != "mps" else accumulate_dtype(v.dtype)
 
 
-def _plan(kernel: AnyKernel, q: Tensor, v: Tensor, *, reads_first: bool, writes_last: bool) -> Plan:
+def _plan(kernel: Kernel, q: Tensor, v: Tensor, *, reads_first: bool, writes_last: bool) -> Plan:
     F = feature_count(q.shape[3], kernel.coefficients)
     return plan_pass(q, v.shape[3] + 1, F, reads_first=reads_first, writes_last=writes_last)
 
 
 def _running_state(
-    kernel: AnyKernel,
+    kernel: Kernel,
     q: Tensor,
     state: Tensor | None,
     rows: tuple[slice, slice],
@@ -274,7 +274,7 @@ def _running_state(
     return RunningState(kernel, q.shape[3], None if state is None else state[rows], dtype, plan.tile, reverse=reverse)
 
 
-def _empty_state(kernel: AnyKernel, q: Tensor, v: Tensor) -> Tensor:
+def _empty_state(kernel: Kernel, q: Tensor, v: Tensor) -> Tensor:
     """[B, H, F, V+1]."""
     (B, _, H, K), V = q.shape, v.shape[3]
     return v.new_empty(B, H, feature_count(K, kernel.coefficients), V + 1, dtype=accumulate_dtype(v.dtype))
