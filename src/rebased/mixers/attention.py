@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rebased.mixers.attention_maps import scaled_products, softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.mixers.documents import document_numbers, start_numbers
 from rebased.mixers.rotary import rotary_angles, rotate
 from rebased.mixers.slots import grown
@@ -43,14 +43,15 @@ class QKVAttention(nn.Module):
     def __init__(
         self,
         d_model: int,
-        n_heads: int,
-        qkv_bias: bool,
-        out_bias: bool,
-        qk_norm: bool,
-        rotary: bool,
-        dropout: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        *,
+        n_heads: int = 1,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: bool = False,
+        rotary: bool = False,
+        dropout: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if n_heads < 1 or d_model % n_heads:
@@ -60,7 +61,8 @@ class QKVAttention(nn.Module):
         width = d_model // n_heads
         if rotary and width % 2:
             raise ValueError(f"rotary rotates pairs of features; a head of {width} is odd: change n_heads")
-        self.d_model, self.n_heads, self.rotary, self.dropout = d_model, n_heads, rotary, dropout
+        self.d_model, self.n_heads, self.qkv_bias, self.out_bias = d_model, n_heads, qkv_bias, out_bias
+        self.qk_norm, self.rotary, self.dropout = qk_norm, rotary, dropout
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_model, d_model, bias=out_bias, device=device, dtype=dtype)
         self.q_norm = self.k_norm = None
@@ -69,10 +71,7 @@ class QKVAttention(nn.Module):
             self.k_norm = nn.RMSNorm(width, eps=NORM_EPS, device=device, dtype=dtype)
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
-        """Return the empty cache before the first token: k and v [B,0,H,W].
-
-        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
-        """
+        """Return the empty cache before the first token: k and v [B,0,H,W]."""
         weight, shape = self.qkv.weight, (batch, 0, self.n_heads, self.d_model // self.n_heads)
         k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
         return self.cache(k, v)
@@ -108,11 +107,7 @@ class QKVAttention(nn.Module):
         return rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
 
     def extra_repr(self) -> str:
-        return (
-            f"d_model={self.d_model}, n_heads={self.n_heads}, qkv_bias={self.qkv.bias is not None}, "
-            f"out_bias={self.out_proj.bias is not None}, qk_norm={self.q_norm is not None}, rotary={self.rotary}, "
-            f"dropout={self.dropout}"
-        )
+        return named_arguments(self)
 
 
 @register_mixer("attention")
@@ -140,21 +135,6 @@ class SoftmaxAttention(QKVAttention):
         >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
         >>> y, cache = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
     """
-
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        n_heads: int = 1,
-        qkv_bias: bool = True,
-        out_bias: bool = True,
-        qk_norm: bool = False,
-        rotary: bool = False,
-        dropout: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(d_model, n_heads, qkv_bias, out_bias, qk_norm, rotary, dropout, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D]."""
