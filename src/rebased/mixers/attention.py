@@ -139,7 +139,7 @@ class SoftmaxAttention(QKVAttention):
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D]."""
         q, k, v = self._project(x)
-        return self._attend(*self._rotated(q, k), v, mask=None)
+        return self._attend(*self._rotated(q, k), v)
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
@@ -163,7 +163,7 @@ class SoftmaxAttention(QKVAttention):
             )
         q, k = self._rotated(q, k, state.k.shape[1])
         if state.k.shape[1] == 0:  # a prompt from its beginning: torch's causal kernels need no mask
-            return self._attend(q, k, v, mask=None), KVCache(k, v)
+            return self._attend(q, k, v), KVCache(k, v)
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
 
@@ -210,7 +210,7 @@ class SoftmaxAttention(QKVAttention):
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         T, S = q.shape[1], k.shape[1]
         if T == S:
-            return self._attend(q, k, v, mask=None)
+            return self._attend(q, k, v)
         if q.shape[0] == 1 and self._packs(q):
             return self._attend_packed(q, k, v, [T], [S])
         return self._attend(q, k, v, mask=torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T))
@@ -228,7 +228,7 @@ class SoftmaxAttention(QKVAttention):
         o = attend(q[0], k[0], v[0], *starts, max(lengths), max(totals), window_size=(-1, 0))
         return self.out_proj(o.flatten(-2).unsqueeze(0))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return attention [B,T,D], causal if there is no mask."""
         o = functional.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -271,8 +271,8 @@ class KVSlots:
 
     def put(self, slot: int, state: KVCache, length: int) -> None:
         """Copy the cache of one sequence, k and v [1,length,H,W], into a slot."""
-        for mine, given in ((self.k, state.k), (self.v, state.v)):
-            mine[slot, :, :length].copy_(given[0].transpose(0, 1))
+        self.k[slot, :, :length].copy_(state.k[0].transpose(0, 1))
+        self.v[slot, :, :length].copy_(state.v[0].transpose(0, 1))
 
     def first(self, count: int) -> "KVSlots":
         """Return the first slots: what their steps write is written here."""
@@ -281,7 +281,7 @@ class KVSlots:
     def get(self, slot: int, length: int) -> KVCache:
         """Return a copy of the cache in a slot, k and v [1,length,H,W]."""
         k, v = (each[slot : slot + 1, :, :length].transpose(1, 2) for each in (self.k, self.v))
-        return KVCache(k.clone(memory_format=torch.contiguous_format), v.clone(memory_format=torch.contiguous_format))
+        return KVCache(*(each.clone(memory_format=torch.contiguous_format) for each in (k, v)))
 
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return attention [count,1,D] of one more token per slot to its own past, and add it to the caches."""

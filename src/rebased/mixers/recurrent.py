@@ -86,6 +86,12 @@ class RecurrentMixer(nn.Module):
         """Return the short convolution over q, k and v. Here it has no bias."""
         return nn.Conv1d(channels, channels, width, groups=channels, bias=False, **factory)
 
+    def init_weights(self) -> None:
+        """Set the weights of gates and decays. The model calls it after its own init."""
+        for layer in self.children():
+            if hasattr(layer, "init_weights"):
+                layer.init_weights()  # type: ignore[operator]
+
     def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return beta [B,T,H] and the log decay [B,T,H] or [B,T,H,K] of x [B,T,D]; None where there is none."""
         raise NotImplementedError
