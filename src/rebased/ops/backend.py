@@ -179,22 +179,18 @@ def kernel_path(backend: Backend, x: Tensor, offset: int = 0) -> Backend:
     Raises ValueError if the backend is unknown, or is "triton" and x is fp64, too large or not on a GPU.
     """
     path = choose_path(backend, x.device)
-    if path == "triton" and x.dtype == torch.float64:
-        if backend == "triton":
-            raise ValueError("the Triton kernels compute in fp32; for float64 inputs use backend='chunked' or 'auto'")
-        return "chunked"
-    if path == "triton" and offset >= 2**31:
-        if backend == "triton":
-            raise ValueError(
-                f"the Triton kernels take sequences of fewer than 2**31 numbers; this one has {offset:,} (tokens times "
-                "channels): use backend='chunked' or 'auto'"
-            )
-        return "chunked"
-    if path == "triton" and not (x.is_cuda or triton_interpreted()):
+    if path != "triton":
+        return "reference" if path == "recurrent" else path
+    reason = None
+    if x.dtype == torch.float64:
+        reason = "compute in fp32; for float64 inputs"
+    elif offset >= 2**31:
+        reason = f"take sequences of fewer than 2**31 numbers; this one has {offset:,} (tokens times channels):"
+    if reason and backend == "triton":
+        raise ValueError(f"the Triton kernels {reason} use backend='chunked' or 'auto'")
+    if not reason and not (x.is_cuda or triton_interpreted()):
         raise ValueError(f"the Triton kernels need CUDA tensors; these are on {x.device}: use backend='chunked'")
-    if path == "triton" and x.numel() == 0:
-        return "chunked"
-    return "reference" if path == "recurrent" else path
+    return "chunked" if reason or x.numel() == 0 else path
 
 
 def matmul_dtype(x: Tensor, weight: Tensor | None = None) -> torch.dtype:

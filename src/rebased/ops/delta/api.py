@@ -140,9 +140,6 @@ def delta_attention_extend(
 
     Returns:
         o [B, T, H, V] in the dtype of v, and the state after the last token. Both are differentiable, also in `state`.
-
-    Raises:
-        ValueError: as delta_attention, and if the state does not match the inputs.
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
     log_decay = None if log_decay is None else bounded(log_decay)

@@ -136,9 +136,6 @@ def poly_attention_at(
     Returns:
         o [B, n, H, V] in the dtype of v, differentiable in q, k and v. On a GPU a NaN or an infinity in v may reach
         earlier positions of its row.
-
-    Raises:
-        ValueError: as poly_attention, and if the shape of positions is not that of the queries.
     """
     coefficients, scale, eps = _check(k, k, v, coefficients, scale, eps)
     wanted = (k.shape[0], *q.shape[1:2], *k.shape[2:])
@@ -212,9 +209,6 @@ def poly_attention_extend(
     Returns:
         o [B, T, H, V] in the dtype of v, and the PolyState after the last token. Both are differentiable, also in
         `state`.
-
-    Raises:
-        ValueError: as poly_attention, and if the state does not match the inputs.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     B, _, H, K = q.shape
@@ -265,9 +259,6 @@ def poly_attention_extend_(
 
     Returns:
         o [B, 1, H, V] in the dtype of v. There are no gradients.
-
-    Raises:
-        ValueError: as poly_attention_extend, and if T is not 1 or a tensor of the state is not contiguous.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     _check_state(state, q, v, coefficients, q.shape[0])
@@ -298,9 +289,6 @@ def poly_attention_map(
 
     Returns:
         A [B, H, T, T], zero for j > i, in fp32 (fp64 for fp64 inputs). Row i sums to den_i / (den_i + eps).
-
-    Raises:
-        ValueError: as poly_attention.
     """
     coefficients, scale, eps = _check(q, k, k, coefficients, scale, eps)
     return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
@@ -320,9 +308,6 @@ def poly_state(k: Tensor, v: Tensor, *, coefficients: AnyCoefficients) -> PolySt
 
     Returns:
         A PolyState with kv [B, H, F, V] and z [B, H, F], fp32 (fp64 for fp64 inputs). Differentiable once.
-
-    Raises:
-        ValueError: if shapes, dtypes, devices or coefficients are not as above.
     """
     coefficients, _, _ = _check(k, k, v, coefficients, None, EPS)
     refuse_transforms("poly_state")
@@ -385,7 +370,7 @@ def _check(
 ) -> tuple[AnyCoefficients, float, float]:
     """The coefficients (plain floats, or the tensor), the scale and eps as plain floats; or one clear ValueError."""
     numbers = None if isinstance(coefficients, Tensor) else coefficients
-    kinds = [(x.shape, x.dtype, x.device) for x in (q, k, v)]
+    kinds = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
     # Sizes that are symbols, and numbers that could change and stay the same object, are not looked up.
     plain = scale is None and type(eps) is float and type(numbers) is tuple and set(map(type, numbers)) == {float}
     known = plain and {*map(type, q.shape), *map(type, v.shape)} == {int} and not torch.compiler.is_compiling()
@@ -393,16 +378,18 @@ def _check(
     return _check_tensor(coefficients, q) if isinstance(coefficients, Tensor) else checked, scale, eps
 
 
-_Kind = tuple[torch.Size, torch.dtype, torch.device]
-
-
 @lru_cache(maxsize=1024)
 def _check_kinds(
-    q_kind: _Kind, k_kind: _Kind, v_kind: _Kind, coefficients: Coefficients | None, scale: float | None, eps: float
+    shapes: tuple[torch.Size, ...],
+    dtypes: tuple[torch.dtype, ...],
+    devices: tuple[torch.device, ...],
+    coefficients: Coefficients | None,
+    scale: float | None,
+    eps: float,
 ) -> tuple[Any, float, float]:
     """_check of shapes, dtypes, devices and numbers, cached: for short sequences it takes a tenth of a call's time."""
-    (q, k, v), dtypes, devices = zip(q_kind, k_kind, v_kind, strict=True)
-    for name, shape, dtype in zip("qkv", (q, k, v), dtypes, strict=True):
+    q, k, v = shapes
+    for name, shape, dtype in zip("qkv", shapes, dtypes, strict=True):
         if len(shape) != 4:
             raise ValueError(f"{name} must be [B, T, H, width], four axes; it has shape {list(shape)}")
         if dtype not in _FLOATS:

@@ -51,4 +51,4 @@ class Kernel(NamedTuple):
 
     def _numbers(self, dtype: torch.dtype) -> Weights:
         """(c0, c1, c2): floats, or three tensors [] of this dtype."""
-        return tuple(self.values.to(dtype)) if isinstance(self.values, Tensor) else self.values  # type: ignore[return-value]
+        return tuple(self.values.to(dtype)) if isinstance(self.values, Tensor) else self.values
