@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -147,13 +148,11 @@ def _drop_added_defaults(config: Any, tree: Any) -> None:
             value = getattr(config, key)
             if key in config.added_later and value == field.get_default(call_default_factory=True):
                 del tree[key]
-            elif isinstance(value, Config | dict | list | tuple):
+            else:
                 _drop_added_defaults(value, tree[key])
-    elif isinstance(config, dict):
-        for value, branch in zip(config.values(), tree.values(), strict=True):
-            _drop_added_defaults(value, branch)
-    elif isinstance(config, list | tuple):
-        for value, branch in zip(config, tree, strict=True):
+    elif isinstance(config, dict | list | tuple):
+        pairs = (config.values(), tree.values()) if isinstance(config, dict) else (config, tree)
+        for value, branch in zip(*pairs, strict=True):
             _drop_added_defaults(value, branch)
 
 
@@ -309,7 +308,9 @@ class _Loader(yaml.SafeLoader):
         if node is None:
             return None
         if not is_alias:
-            self._sizes[id(node)] = 1 + sum(self._sizes[id(child)] for child in _child_nodes(node))
+            children = [] if isinstance(node, yaml.ScalarNode) else node.value
+            children = chain.from_iterable(children) if isinstance(node, yaml.MappingNode) else children
+            self._sizes[id(node)] = 1 + sum(self._sizes[id(child)] for child in children)
         elif id(node) not in self._sizes:
             raise yaml.composer.ComposerError(None, None, "this alias stands for a value that holds it", mark)
         if max(self._sizes[id(node)], len(self._sizes)) > YAML_VALUES:
@@ -321,11 +322,8 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} has no use here", node.start_mark
             )
-        if (
-            isinstance(node, yaml.ScalarNode)
-            and (decimal := _NUMBERS.get(node.tag))
-            and not decimal.fullmatch(node.value)
-        ):
+        decimal = _NUMBERS.get(node.tag) if isinstance(node, yaml.ScalarNode) else None
+        if decimal and not decimal.fullmatch(node.value):
             raise yaml.constructor.ConstructorError(
                 None, None, f"{short(node.value)} is not a decimal number; text needs quotes", node.start_mark
             )
@@ -349,14 +347,6 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
-
-
-def _child_nodes(node: yaml.Node) -> Iterator[yaml.Node]:
-    if isinstance(node, yaml.SequenceNode):
-        yield from node.value
-    elif isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -61,7 +61,7 @@ def test_bad_arguments_and_states_are_named() -> None:
     with pytest.raises(ValueError, match="layer 2 is not one of 2 layers"):
         RWKV(D, 2, 2)
     mixer, x = RWKV(D, 0, 2), torch.randn(B, T, D)
-    with pytest.raises(ValueError, match=r"must be an RWKVState .* got MambaState"):
+    with pytest.raises(ValueError, match=r"must be a RWKVState .* got MambaState"):
         mixer.extend(x, Mamba(D).init_state(B))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"another shape: \[3, 6\]; .* needs \[2, 6\]"):
         mixer.extend(x, mixer.init_state(3))

@@ -15,7 +15,7 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def _ask_again() -> Iterator[None]:
     """Answers are cached: here each test asks on its own."""
-    caches = (backend._why_no_kernels, backend._is_new_enough, backend._log_once)
+    caches = (backend._why_not_on, backend._is_new_enough, backend._log_once)
     for cached in caches:
         cached.cache_clear()
     yield

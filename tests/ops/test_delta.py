@@ -95,9 +95,9 @@ def test_rows_go_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     want = extend(given, [100], "chunked", degree=2)
     counts: list[int] = []
 
-    def run(function: Any, items: Any, threads: int) -> None:
+    def run(function: Any, items: Any, threads: int, device: torch.device) -> None:
         counts.append(len(items))
-        run_on_threads(function, items, threads)
+        run_on_threads(function, items, threads, device)
 
     monkeypatch.setattr(chunked_recurrence, "thread_count", lambda *_: 3)
     monkeypatch.setattr(chunked_recurrence, "run_on_threads", run)

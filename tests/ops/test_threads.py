@@ -12,6 +12,8 @@ from rebased.ops.polynomial import chunk_plan
 from rebased.ops.threads import run_on_threads
 from tolerances import assert_near
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def two_threads() -> Iterator[int]:
@@ -28,7 +30,7 @@ def test_parts_run_once_each_on_single_threaded_torch(two_threads: int) -> None:
     def note(part: int) -> None:
         seen.append((part, threading.get_ident(), torch.get_num_threads(), torch.is_grad_enabled()))
 
-    run_on_threads(note, range(20), two_threads)
+    run_on_threads(note, range(20), two_threads, CPU)
     assert sorted(part for part, *_ in seen) == list(range(20))
     assert all(rest == [1, False] for _, _, *rest in seen)
     assert threading.get_ident() not in {thread for _, thread, *_ in seen}
@@ -42,7 +44,7 @@ def test_parts_run_once_each_on_single_threaded_torch(two_threads: int) -> None:
 
 def test_one_thread_is_the_callers_own() -> None:
     seen: list[int] = []
-    run_on_threads(lambda _: seen.append(threading.get_ident()), range(3), 1)
+    run_on_threads(lambda _: seen.append(threading.get_ident()), range(3), 1, CPU)
     assert seen == [threading.get_ident()] * 3
 
 
@@ -51,7 +53,7 @@ def test_an_error_in_a_part_arrives(two_threads: int) -> None:
         raise ValueError(f"part {part}")
 
     with pytest.raises(ValueError, match="part 0"):
-        run_on_threads(fail, range(4), two_threads)
+        run_on_threads(fail, range(4), two_threads, CPU)
     assert torch.get_num_threads() == 2
 
 

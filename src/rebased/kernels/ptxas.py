@@ -147,7 +147,7 @@ def _read(path: Path) -> KernelReport:
         raise ValueError(f"{path} is larger than a compiled kernel ({LARGEST_CUBIN >> 20} MiB)")
     code, about = read_cubin(path.read_bytes()), _metadata(path.with_suffix(".json"))
     options: dict[str, Any] = {name: about[name] for name in ("num_warps", "num_stages") if name in about}
-    return KernelReport(path.stem, options, code[0], code[1], about.get("shared"), *code[2:])
+    return KernelReport(path.stem, options, shared=about.get("shared"), **code._asdict())
 
 
 def triton_cache() -> Path:
@@ -208,9 +208,8 @@ def _unwrap(kernel: Any) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
     heuristics: dict[str, Any] = {}
     while not isinstance(kernel, JITFunction):
         if hasattr(kernel, "configs"):
-            configs = [
-                {"values": dict(config.kwargs), "options": _options_of(config)} for config in kernel.configs
-            ] or configs
+            found = [{"values": dict(config.kwargs), "options": _options_of(config)} for config in kernel.configs]
+            configs = found or configs
         elif isinstance(getattr(kernel, "values", None), dict):
             heuristics |= kernel.values
         elif type(kernel).__name__ == "InterpretedFunction":
@@ -250,14 +249,10 @@ def _complete(kernel: Any, given: dict[str, Any], heuristics: Mapping[str, Any])
         else:
             missing.append((name, parameter.is_constexpr))
     if missing:
-        constants, others = (
-            ", ".join(name for name, is_one in missing if is_one is wanted) for wanted in (True, False)
-        )
-        needs = " and ".join(
-            f"{what} {names}" for what, names in (("the constants", constants), ("types of", others)) if names
-        )
+        constants, others = (", ".join(n for n, fixed in missing if fixed is wanted) for wanted in (True, False))
+        needs = [f"the constants {constants}"] * bool(constants) + [f"types of {others}"] * bool(others)
         raise ValueError(
-            f"kernel {kernel.__name__} also needs {needs}; give each as NAME=VALUE, for example "
+            f"kernel {kernel.__name__} also needs {' and '.join(needs)}; give each as NAME=VALUE, for example "
             f"{missing[0][0]}={'64' if missing[0][1] else '*bf16'}"
         )
     return values
@@ -295,7 +290,7 @@ def _compile(kernel: Any, values: dict[str, Any], options: dict[str, Any], capab
     seconds, code = time.perf_counter() - start, read_cubin(compiled.asm["cubin"])
     fixed = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
     shared = compiled.metadata.shared
-    return KernelReport(kernel.__name__, fixed | options, code[0], code[1], shared, *code[2:], seconds=seconds)
+    return KernelReport(kernel.__name__, fixed | options, shared=shared, seconds=seconds, **code._asdict())
 
 
 def _metadata(path: Path) -> dict[str, Any]:

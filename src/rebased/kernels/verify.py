@@ -25,7 +25,7 @@ import torch
 from torch import Generator, Tensor
 
 from rebased.kernels.verify_cases import HEADS, Case, gpu_cases, torch_cases
-from rebased.ops.backend import TRITON, Backend, choose_device, choose_path, has_triton, use_backend
+from rebased.ops.backend import Backend, choose_device, choose_path, has_triton, use_backend, why_no_kernels
 
 TF32 = 2e-3
 """The tolerance of products in TF32: each of two factors loses its last 13 bits, up to 2^-10 of itself."""
@@ -249,15 +249,8 @@ def _why(path: Backend, device: torch.device) -> str | None:
     """Why backend="auto" takes this path; None if it is the kernels'."""
     if path == "triton":
         return None
-    if chosen := os.environ.get("REBASED_BACKEND"):
-        return f"REBASED_BACKEND={chosen}"
-    if device.type != "cuda":
-        return "the kernels need an NVIDIA GPU"
-    try:
-        choose_path("triton", device)
-    except ValueError as error:
-        return str(error)
-    return "the kernels need Triton {}.{} or newer".format(*TRITON)
+    chosen = os.environ.get("REBASED_BACKEND")
+    return f"REBASED_BACKEND={chosen}" if chosen else why_no_kernels(device)
 
 
 def _versions() -> dict[str, str]:

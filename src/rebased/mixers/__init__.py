@@ -37,14 +37,13 @@ from rebased.mixers.documents import (
 )
 from rebased.mixers.gated import GatedBased, GatedReBased
 from rebased.mixers.hyena import Hyena, HyenaState
-from rebased.mixers.linear_attention import LinearAttention
 from rebased.mixers.linear_recurrent import GLA, Mamba2
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import PolynomialAttention
 from rebased.mixers.positions import AttendsAt, rows_at
 from rebased.mixers.previous_token import PreviousToken
 from rebased.mixers.qk_norm import QKTransform
-from rebased.mixers.rebased import Based, ReBased
+from rebased.mixers.rebased import Based, LinearAttention, ReBased
 from rebased.mixers.recurrent import RecurrentMixer, RecurrentState
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv

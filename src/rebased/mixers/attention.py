@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rebased.mixers.attention_maps import scaled_products, softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.mixers.documents import document_numbers, start_numbers
 from rebased.mixers.rotary import rotary_angles, rotate
 from rebased.mixers.slots import grown
@@ -43,14 +43,15 @@ class QKVAttention(nn.Module):
     def __init__(
         self,
         d_model: int,
-        n_heads: int,
-        qkv_bias: bool,
-        out_bias: bool,
-        qk_norm: bool,
-        rotary: bool,
-        dropout: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        *,
+        n_heads: int = 1,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: bool = False,
+        rotary: bool = False,
+        dropout: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if n_heads < 1 or d_model % n_heads:
@@ -60,7 +61,8 @@ class QKVAttention(nn.Module):
         width = d_model // n_heads
         if rotary and width % 2:
             raise ValueError(f"rotary rotates pairs of features; a head of {width} is odd: change n_heads")
-        self.d_model, self.n_heads, self.rotary, self.dropout = d_model, n_heads, rotary, dropout
+        self.d_model, self.n_heads, self.qkv_bias, self.out_bias = d_model, n_heads, qkv_bias, out_bias
+        self.qk_norm, self.rotary, self.dropout = qk_norm, rotary, dropout
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_model, d_model, bias=out_bias, device=device, dtype=dtype)
         self.q_norm = self.k_norm = None
@@ -69,10 +71,7 @@ class QKVAttention(nn.Module):
             self.k_norm = nn.RMSNorm(width, eps=NORM_EPS, device=device, dtype=dtype)
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
-        """Return the empty cache before the first token: k and v [B,0,H,W].
-
-        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
-        """
+        """Return the empty cache before the first token: k and v [B,0,H,W]."""
         weight, shape = self.qkv.weight, (batch, 0, self.n_heads, self.d_model // self.n_heads)
         k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
         return self.cache(k, v)
@@ -108,11 +107,7 @@ class QKVAttention(nn.Module):
         return rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
 
     def extra_repr(self) -> str:
-        return (
-            f"d_model={self.d_model}, n_heads={self.n_heads}, qkv_bias={self.qkv.bias is not None}, "
-            f"out_bias={self.out_proj.bias is not None}, qk_norm={self.q_norm is not None}, rotary={self.rotary}, "
-            f"dropout={self.dropout}"
-        )
+        return named_arguments(self)
 
 
 @register_mixer("attention")
@@ -141,25 +136,10 @@ class SoftmaxAttention(QKVAttention):
         >>> y, cache = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        n_heads: int = 1,
-        qkv_bias: bool = True,
-        out_bias: bool = True,
-        qk_norm: bool = False,
-        rotary: bool = False,
-        dropout: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(d_model, n_heads, qkv_bias, out_bias, qk_norm, rotary, dropout, device, dtype)
-
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D]."""
         q, k, v = self._project(x)
-        return self._attend(*self._rotated(q, k), v, mask=None)
+        return self._attend(*self._rotated(q, k), v)
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
@@ -183,7 +163,7 @@ class SoftmaxAttention(QKVAttention):
             )
         q, k = self._rotated(q, k, state.k.shape[1])
         if state.k.shape[1] == 0:  # a prompt from its beginning: torch's causal kernels need no mask
-            return self._attend(q, k, v, mask=None), KVCache(k, v)
+            return self._attend(q, k, v), KVCache(k, v)
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
 
@@ -230,7 +210,7 @@ class SoftmaxAttention(QKVAttention):
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         T, S = q.shape[1], k.shape[1]
         if T == S:
-            return self._attend(q, k, v, mask=None)
+            return self._attend(q, k, v)
         if q.shape[0] == 1 and self._packs(q):
             return self._attend_packed(q, k, v, [T], [S])
         return self._attend(q, k, v, mask=torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T))
@@ -248,7 +228,7 @@ class SoftmaxAttention(QKVAttention):
         o = attend(q[0], k[0], v[0], *starts, max(lengths), max(totals), window_size=(-1, 0))
         return self.out_proj(o.flatten(-2).unsqueeze(0))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return attention [B,T,D], causal if there is no mask."""
         o = functional.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -291,8 +271,8 @@ class KVSlots:
 
     def put(self, slot: int, state: KVCache, length: int) -> None:
         """Copy the cache of one sequence, k and v [1,length,H,W], into a slot."""
-        for mine, given in ((self.k, state.k), (self.v, state.v)):
-            mine[slot, :, :length].copy_(given[0].transpose(0, 1))
+        self.k[slot, :, :length].copy_(state.k[0].transpose(0, 1))
+        self.v[slot, :, :length].copy_(state.v[0].transpose(0, 1))
 
     def first(self, count: int) -> "KVSlots":
         """Return the first slots: what their steps write is written here."""
@@ -301,7 +281,7 @@ class KVSlots:
     def get(self, slot: int, length: int) -> KVCache:
         """Return a copy of the cache in a slot, k and v [1,length,H,W]."""
         k, v = (each[slot : slot + 1, :, :length].transpose(1, 2) for each in (self.k, self.v))
-        return KVCache(k.clone(memory_format=torch.contiguous_format), v.clone(memory_format=torch.contiguous_format))
+        return KVCache(*(each.clone(memory_format=torch.contiguous_format) for each in (k, v)))
 
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return attention [count,1,D] of one more token per slot to its own past, and add it to the caches."""

@@ -56,6 +56,12 @@ def check_input(mixer: nn.Module, x: Tensor, weight: Tensor) -> None:
         )
 
 
+def check_state(state: Any, kind: type) -> None:
+    """Check that a state is of the class that init_state makes."""
+    if not isinstance(state, kind):
+        raise ValueError(f"the state must be a {kind.__name__} (init_state makes one); got {type(state).__name__}")
+
+
 def check_output(mixer: nn.Module, x: Tensor, y: Any, method: str = "forward") -> Tensor:
     """Return y if it is a tensor with the shape, device and dtype of x [B,T,D]; else say whose method is wrong.
 

@@ -85,11 +85,6 @@ class DeltaReBased(_Delta):
         self.forget = ForgetGate(d_model, n_heads, device=device, dtype=dtype) if gate else None
         self.init_weights()
 
-    def init_weights(self) -> None:
-        """Set the gate's bias. The model calls it after its own init."""
-        if self.forget is not None:
-            self.forget.init_weights()
-
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.beta(x), None if self.forget is None else self.forget(x)
 
@@ -141,11 +136,6 @@ class GatedDeltaNet(_Delta):
         self.proj_decay = nn.Linear(d_model, n_heads, bias=False, device=device, dtype=dtype) if gate else None
         self.time_step = TimeStep(n_heads, 1, RATES, device=device, dtype=dtype) if gate else None
 
-    def init_weights(self) -> None:
-        """Draw the decays. The model calls it after its own init."""
-        if self.time_step is not None:
-            self.time_step.init_weights()
-
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.proj_decay is None or self.time_step is None:
             return self.beta(x), None
@@ -194,10 +184,6 @@ class KDA(_Delta):
         self.time_step = TimeStep(n_heads, K, (1.0, 16.0), device=device, dtype=dtype)
         self.output_gate = "sigmoid"
         self.proj_gate = low_rank(d_model, K, n_heads * K, bias=True, **factory)  # type: ignore[assignment]
-
-    def init_weights(self) -> None:
-        """Draw the decays. The model calls it after its own init."""
-        self.time_step.init_weights()
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.beta(x), self.time_step(self.proj_decay(x))[1]

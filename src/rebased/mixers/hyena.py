@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.checks import check_input, empty_output
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.checks import check_input, check_state, empty_output
+from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.mixers.slots import grown
 from rebased.ops import Backend, long_conv, long_conv_extend, short_conv_extend
 
@@ -113,7 +113,8 @@ class Hyena(nn.Module):
             raise ValueError(f"width {width} of the short convolution is out of range; choose 1 to 64 (Hyena's is 3)")
         if max_len < 1 or filter_hidden < 1:
             raise ValueError(f"max_len {max_len} and filter_hidden {filter_hidden} must be at least 1")
-        self.d_model, self.width, self.filter_hidden, self.backend = d_model, width, filter_hidden, backend
+        self.d_model, self.max_len, self.width = d_model, max_len, width
+        self.filter_hidden, self.backend = filter_hidden, backend
         wide = 3 * d_model
         self.in_proj = nn.Linear(d_model, wide, device=device, dtype=dtype)
         # It holds the taps; short_conv_extend applies them.
@@ -134,10 +135,7 @@ class Hyena(nn.Module):
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> HyenaState:
-        """Return the state before the first token: conv, zeros [B, width - 1, 3D], and past [B,0,D].
-
-        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
-        """
+        """Return the state before the first token: conv, zeros [B, width - 1, 3D], and past [B,0,D]."""
         weight = self.conv.weight
         device, dtype = device or weight.device, dtype or weight.dtype
         return HyenaState(
@@ -148,8 +146,7 @@ class Hyena(nn.Module):
     def extend(self, x: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.in_proj.weight)
-        if not isinstance(state, HyenaState):
-            raise ValueError(f"the state must be a HyenaState (init_state makes one); got {type(state).__name__}")
+        check_state(state, HyenaState)
         if x.numel() == 0:
             return empty_output(self, x), HyenaState(state.conv, torch.cat([state.past, x], dim=1))
         x2, z, conv = self._gates(x, state)
@@ -160,17 +157,14 @@ class Hyena(nn.Module):
     def init_slots(self, count: int, capacity: int) -> "HyenaSlots":
         """Return empty states for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
         conv, past = self.init_state(count)
-        return HyenaSlots(self, conv, grown(past, min(capacity, self.filter.max_len), 1))
+        return HyenaSlots(self, conv, grown(past, min(capacity, self.max_len), 1))
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: 3 (width - 1) D + seq_len D."""
         return (self.width - 1) * 3 * self.d_model + seq_len * self.d_model
 
     def extra_repr(self) -> str:
-        return (
-            f"d_model={self.d_model}, max_len={self.filter.max_len}, width={self.width}, "
-            f"filter_hidden={self.filter_hidden}, backend={self.backend!r}"
-        )
+        return named_arguments(self)
 
     def _gates(self, x: Tensor, state: HyenaState) -> tuple[Tensor, Tensor, Tensor]:
         """Return the outer gate x2 [B,T,D], the gated input z = v x1 [B,T,D] and the next state.conv."""
@@ -181,9 +175,9 @@ class Hyena(nn.Module):
 
     def _taps(self, T: int) -> Tensor:
         """Return the first T taps of the filter, [T,D]; an error if there are fewer."""
-        if self.filter.max_len < T:
+        if self.max_len < T:
             raise ValueError(
-                f"{T} tokens are more than the {self.filter.max_len} that Hyena's filter was built for; "
+                f"{T} tokens are more than the {self.max_len} that Hyena's filter was built for; "
                 f"build it with max_len >= {T}"
             )
         return self.filter(T)
@@ -200,7 +194,7 @@ class HyenaSlots:
     def __init__(self, mixer: Hyena, conv: Tensor, past: Tensor) -> None:
         self._mixer, self.conv, self.past = mixer, conv, past
         self._rows = torch.arange(len(past), device=past.device)
-        self._taps = mixer.filter(mixer.filter.max_len).detach()  # [max_len,D]
+        self._taps = mixer.filter(mixer.max_len).detach()  # [max_len,D]
 
     def put(self, slot: int, state: HyenaState, length: int) -> None:
         """Copy the state of one sequence into a slot."""
@@ -224,7 +218,7 @@ class HyenaSlots:
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens, as far as the filter goes."""
-        capacity = min(capacity, self._mixer.filter.max_len)
+        capacity = min(capacity, self._mixer.max_len)
         if capacity > self.past.shape[1]:
             self.past = grown(self.past, capacity, 1)
 

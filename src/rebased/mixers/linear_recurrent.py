@@ -126,10 +126,6 @@ class Mamba2(RecurrentMixer):
     def make_conv(self, channels: int, width: int, **factory: Any) -> nn.Conv1d:
         return nn.Conv1d(channels, channels, width, groups=channels, **factory)
 
-    def init_weights(self) -> None:
-        """Draw the decays. The model calls it after its own init."""
-        self.time_step.init_weights()
-
     def attend(self, x: Tensor, qkv: Tensor, memory: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return o + D v [B,T,H,V] and the memory after x, as RecurrentMixer does. Values are written times dt."""
         q, k, v = qkv.split(self.widths, dim=-1)

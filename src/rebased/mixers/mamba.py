@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.checks import check_input, empty_output, is_plain
+from rebased.mixers.checks import check_input, check_state, empty_output, is_plain
 from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.mixers.documents import space_documents
 from rebased.mixers.recurrent import draw_time_steps
 from rebased.ops import Backend, selective_scan, selective_scan_extend, short_conv, short_conv_extend
-from rebased.ops.backend import kernel_path
+from rebased.ops.backend import accumulate_dtype, kernel_path
 
 DtInit = Literal["mamba", "paper"]
 """How the step size dt starts: as in Mamba's own code, or as in the paper's runs, with a dt_proj bias of zero."""
@@ -87,7 +87,7 @@ class Mamba(nn.Module):
         self.dt_proj = nn.Linear(self.dt_rank, E, device=device, dtype=dtype)
         A_log = torch.empty(E, d_state, device=device, dtype=dtype)
         if not A_log.is_meta:  # else torch would import its compiler to compute it
-            A_log.copy_(torch.arange(1, d_state + 1.0, device=device, dtype=_accumulate_dtype(dtype)).log())
+            A_log.copy_(torch.arange(1, d_state + 1.0, device=device, dtype=accumulate_dtype(A_log.dtype)).log())
         self.A_log = nn.Parameter(A_log)
         self.D = nn.Parameter(torch.ones(E, device=device, dtype=dtype))
         self.out_proj = nn.Linear(E, d_model, bias=False, device=device, dtype=dtype)
@@ -133,23 +133,19 @@ class Mamba(nn.Module):
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> MambaState:
-        """Return the state before the first token: conv [B, d_conv - 1, E] and ssm [B, E, d_state], all zeros.
-
-        `dtype` is the dtype of x; ssm is fp32 (fp64 for fp64). Device and dtype are those of the weights unless given.
-        """
+        """Return the state before the first token: conv [B, d_conv - 1, E] and ssm [B, E, d_state], all zeros."""
         weight = self.conv1d.weight
         E, taps = weight.shape[0], weight.shape[2]
         device, dtype = device or weight.device, dtype or weight.dtype
         return MambaState(
             conv=torch.zeros(batch, taps - 1, E, device=device, dtype=dtype),
-            ssm=torch.zeros(batch, E, self.d_state, device=device, dtype=_accumulate_dtype(dtype)),
+            ssm=torch.zeros(batch, E, self.d_state, device=device, dtype=accumulate_dtype(dtype)),
         )
 
     def extend(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.in_proj.weight)
-        if not isinstance(state, MambaState):
-            raise ValueError(f"the state must be a MambaState (init_state makes one); got {type(state).__name__}")
+        check_state(state, MambaState)
         if x.numel() == 0:
             return empty_output(self, x), state
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
@@ -178,8 +174,3 @@ class Mamba(nn.Module):
         """Return dt before its projection [B,T,dt_rank] and B, C [B,T,N] of each token, from u [B,T,E]."""
         low_rank, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
         return low_rank, B, C
-
-
-def _accumulate_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of sums and of computed initial weights: fp32 (fp64 for fp64); None is torch's default dtype."""
-    return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32

@@ -40,18 +40,17 @@ class PolynomialAttention(nn.Module):
     coefficients: Coefficients
     scale: float | None = None  # of q . k in the operator; None: operator_width ** -0.5
     output_projection = "proj_o"
-    residual_projections: tuple[
-        str, ...
-    ] = ()  # proj_o starts at N(0, 0.02) like the other projections, as in the paper's runs
+    residual_projections: tuple[str, ...] = ()  # proj_o starts at N(0, 0.02) like the others, as in the paper's runs
 
     def __init__(
         self,
         d_model: int,
-        n_heads: int,
-        key_width: int,
-        value_width: int | None,
-        eps: float,
-        backend: Backend,
+        *,
+        n_heads: int = 12,
+        key_width: int = 16,
+        value_width: int | None = None,
+        eps: float = 1e-12,
+        backend: Backend = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -158,8 +157,8 @@ class PolynomialAttention(nn.Module):
     ) -> PolyState:
         """Return the state before the first token: PolyState(kv [B,H,F,V], z [B,H,F]), all zeros.
 
-        F is the number of features of a key: K (K + 1) / 2 for ReBased, 1 + K + K (K + 1) / 2 for Based. `dtype` is
-        the dtype of x; the state is fp32 (fp64 for fp64). Device and dtype are those of the weights unless given.
+        F is the number of features of a key: K (K + 1) / 2 for ReBased, 1 + K + K (K + 1) / 2 for Based. The state is
+        fp32 (fp64 for fp64).
         """
         return init_poly_state(
             batch,

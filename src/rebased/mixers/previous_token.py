@@ -49,10 +49,7 @@ class PreviousToken(nn.Module):
         return self.forward(spaced).index_select(1, places).view_as(x)
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the state before the first token, the last token seen: zeros [B,1,D].
-
-        `dtype` is the dtype of x. Device and dtype are those of the gate unless given.
-        """
+        """Return the state before the first token, the last token seen: zeros [B,1,D]."""
         shape = (batch, 1, self.d_model)
         return torch.zeros(shape, device=device or self.gate.device, dtype=dtype or self.gate.dtype)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.checks import check_input, empty_output
+from rebased.mixers.checks import check_input, check_state, empty_output
 from rebased.mixers.contract import named_arguments
 from rebased.mixers.documents import positions_in_documents, space_documents
 from rebased.mixers.wrapper import NORM_EPS, OutputGate, check_options, gate_heads
@@ -86,6 +86,12 @@ class RecurrentMixer(nn.Module):
         """Return the short convolution over q, k and v. Here it has no bias."""
         return nn.Conv1d(channels, channels, width, groups=channels, bias=False, **factory)
 
+    def init_weights(self) -> None:
+        """Set the weights of gates and decays. The model calls it after its own init."""
+        for layer in self.children():
+            if hasattr(layer, "init_weights"):
+                layer.init_weights()  # type: ignore[operator]
+
     def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return beta [B,T,H] and the log decay [B,T,H] or [B,T,H,K] of x [B,T,D]; None where there is none."""
         raise NotImplementedError
@@ -136,11 +142,7 @@ class RecurrentMixer(nn.Module):
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> RecurrentState:
-        """Return the state before the first token: conv [B, conv_width - 1, channels] and memory [B,H,F,V], all zeros.
-
-        `dtype` is the dtype of x; the memory is fp32 (fp64 for fp64). Device and dtype are those of the weights unless
-        given.
-        """
+        """Return the state before the first token: conv [B, conv_width - 1, channels] and memory [B,H,F,V]."""
         weight = self.proj_qkv.weight
         device, dtype = device or weight.device, dtype or weight.dtype
         conv = torch.zeros(batch, max(self.conv_width - 1, 0), sum(self.widths), device=device, dtype=dtype)
@@ -153,8 +155,7 @@ class RecurrentMixer(nn.Module):
     def extend(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.proj_qkv.weight)
-        if not isinstance(state, RecurrentState):
-            raise ValueError(f"the state must be a RecurrentState (init_state makes one); got {type(state).__name__}")
+        check_state(state, RecurrentState)
         if x.numel() == 0:
             return empty_output(self, x), state
         qkv, conv = self.proj_qkv(x), state.conv

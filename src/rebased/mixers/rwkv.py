@@ -6,9 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.checks import check_input, empty_output
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.checks import check_input, check_state, empty_output
+from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.ops import Backend, WKVState, init_wkv_state, token_shift, wkv_extend
+from rebased.ops.backend import accumulate_dtype
 
 
 class RWKVState(NamedTuple):
@@ -57,7 +58,7 @@ class RWKV(nn.Module):
         super().__init__()
         if not 0 <= layer < n_layers:
             raise ValueError(f"layer {layer} is not one of {n_layers} layers; count from 0 to {n_layers - 1}")
-        self.d_model, self.depth, self.backend = d_model, (layer, n_layers), backend
+        self.d_model, self.layer, self.n_layers, self.backend = d_model, layer, n_layers, backend
         self.mix_k = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
         self.mix_v = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
         self.mix_r = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
@@ -74,11 +75,10 @@ class RWKV(nn.Module):
         """Set decay, bonus and mixtures as RWKV-4 starts them. They differ by channel, more so in deeper layers."""
         if self.decay.is_meta:  # there is nothing to set, and torch would import its compiler to compute it
             return
-        layer, n_layers = self.depth
+        layer, n_layers = self.layer, self.n_layers
         rho0, rho1 = layer / max(n_layers - 1, 1), 1 - layer / n_layers
         D = len(self.decay)
-        accumulate_dtype = torch.float64 if self.decay.dtype == torch.float64 else torch.float32
-        h = torch.arange(D, dtype=accumulate_dtype, device=self.decay.device)
+        h = torch.arange(D, dtype=accumulate_dtype(self.decay.dtype), device=self.decay.device)
         self.decay.copy_(-5 + 8 * (h / max(D - 1, 1)) ** (0.7 + 1.3 * rho0))
         self.bonus.copy_(math.log(0.3) + 0.5 * ((h + 1) % 3 - 1))
         self.mix_k.copy_((h / D) ** rho1)
@@ -93,10 +93,7 @@ class RWKV(nn.Module):
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> RWKVState:
-        """Return the state before the first token: last [B,D] and wkv, three tensors [B,D].
-
-        `dtype` is the dtype of x; wkv is fp32 (fp64 for fp64). Device and dtype are those of the weights unless given.
-        """
+        """Return the state before the first token: last [B,D] and wkv, three tensors [B,D]."""
         D, device, dtype = len(self.decay), device or self.decay.device, dtype or self.decay.dtype
         return RWKVState(
             torch.zeros(batch, D, device=device, dtype=dtype), init_wkv_state(batch, D, device=device, dtype=dtype)
@@ -105,8 +102,7 @@ class RWKV(nn.Module):
     def extend(self, x: Tensor, state: RWKVState) -> tuple[Tensor, RWKVState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.proj_k.weight)
-        if not isinstance(state, RWKVState):
-            raise ValueError(f"the state must be an RWKVState (init_state makes one); got {type(state).__name__}")
+        check_state(state, RWKVState)
         if state.last.shape != (x.shape[0], x.shape[2]):
             raise ValueError(
                 f"this state is of another shape: {list(state.last.shape)}; x {list(x.shape)} needs "
@@ -125,5 +121,4 @@ class RWKV(nn.Module):
         return 4 * self.d_model
 
     def extra_repr(self) -> str:
-        layer, n_layers = self.depth
-        return f"d_model={self.d_model}, layer={layer}, n_layers={n_layers}, backend={self.backend!r}"
+        return named_arguments(self)

@@ -65,10 +65,7 @@ class ShortConv(nn.Module):
         return self._gate(y.view_as(x), x)
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the state before the first token, the last width - 1 inputs: zeros [B, width - 1, D].
-
-        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
-        """
+        """Return the state before the first token, the last width - 1 inputs: zeros [B, width - 1, D]."""
         weight = self.conv.weight
         shape = (batch, self.width - 1, self.d_model)
         return torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)

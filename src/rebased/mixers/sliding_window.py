@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from rebased.mixers.attention import QKVAttention
 from rebased.mixers.attention_maps import softmax_map
-from rebased.mixers.checks import check_input
+from rebased.mixers.checks import check_input, check_state
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
 from rebased.mixers.rotary import rotary_angles, rotate
@@ -69,7 +69,10 @@ class SlidingWindow(QKVAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, qkv_bias, out_bias, qk_norm, rotary, dropout, device, dtype)
+        super().__init__(
+            d_model, n_heads=n_heads, qkv_bias=qkv_bias, out_bias=out_bias, qk_norm=qk_norm, rotary=rotary,
+            dropout=dropout, device=device, dtype=dtype,
+        )  # fmt: skip
         if window < 1:
             raise ValueError(f"window {window} sees nothing; choose at least 1, the token itself")
         self.window = window
@@ -106,9 +109,6 @@ class SlidingWindow(QKVAttention):
         """Return how many numbers the cache of one sequence holds: 2 min(seq_len, window - 1) D."""
         return 2 * min(seq_len, self.window - 1) * self.d_model
 
-    def extra_repr(self) -> str:
-        return f"window={self.window}, {super().extra_repr()}"
-
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         q, k = self._rotated(q, k)
@@ -116,8 +116,7 @@ class SlidingWindow(QKVAttention):
         return self.out_proj(o.flatten(-2))
 
     def _check_state(self, state: WindowCache, k: Tensor) -> None:
-        if not isinstance(state, WindowCache):
-            raise ValueError(f"the state must be a WindowCache (init_state makes one); got {type(state).__name__}")
+        check_state(state, WindowCache)
         B, s, *head = state.k.shape
         if k.shape[0] != B or head != list(k.shape[2:]) or s >= self.window:
             raise ValueError(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.attention_maps import HasAttentionMap, HasSimilarity
-from rebased.mixers.checks import check_state_size, empty_output
+from rebased.mixers.checks import check_state, check_state_size, empty_output
 from rebased.mixers.contract import Extendable, Isolating
 from rebased.mixers.documents import ExtendsDocuments, follow_states, forward_documents, space_documents
 from rebased.mixers.slots import HasSlots, HasStepHeads, Slots, init_slots
@@ -138,8 +138,7 @@ class _Extends(WrappedMixer):
 
     def extend(self, x: Tensor, state: WrappedState) -> tuple[Tensor, WrappedState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
-        if not isinstance(state, WrappedState):
-            raise ValueError(f"the state must be a WrappedState (init_state makes one); got {type(state).__name__}")
+        check_state(state, WrappedState)
         if x.numel() == 0:
             return empty_output(self, x), WrappedState(state.conv, self.wrapped_mixer.extend(x, state.mixer)[1])
         u, conv = self.convolve(x, state.conv)

@@ -114,9 +114,15 @@ def _log_once(path: str, device_type: str, reason: str | None) -> None:
     _log.info("backend 'auto' on %s takes the %r path%s", device_type, path, f": {reason}" if reason else "")
 
 
+def why_no_kernels(device: torch.device) -> str | None:
+    """Why the Triton kernels do not run here on this device; None if they do."""
+    if reason := _why_not_on(device):
+        return reason
+    return None if has_triton() else "the kernels need Triton {}.{} or newer".format(*TRITON)
+
+
 @cache
-def _why_no_kernels(device: torch.device) -> str | None:
-    """Why the Triton kernels do not run on this device; None if they do."""
+def _why_not_on(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "the kernels need an NVIDIA GPU"
     if torch.version.hip is not None:  # a GPU of AMD is called cuda, too
@@ -139,13 +145,11 @@ def choose_path(backend: Backend, device: torch.device) -> Backend:
         _check_backend(chosen)
         reason = None
         if chosen == "auto":
-            reason = _why_no_kernels(device)
-            if reason is None and not has_triton():
-                reason = "the kernels need Triton {}.{} or newer".format(*TRITON)
+            reason = why_no_kernels(device)
             chosen = "chunked" if reason else "triton"
         _log_once(chosen, device.type, reason)
         backend = chosen  # type: ignore[assignment]
-    if backend == "triton" and device.type == "cuda" and (reason := _why_no_kernels(device)):
+    if backend == "triton" and device.type == "cuda" and (reason := _why_not_on(device)):
         raise ValueError(f"backend 'triton' on {device}: {reason}; use backend='auto' or 'chunked'")
     return backend
 
@@ -175,22 +179,18 @@ def kernel_path(backend: Backend, x: Tensor, offset: int = 0) -> Backend:
     Raises ValueError if the backend is unknown, or is "triton" and x is fp64, too large or not on a GPU.
     """
     path = choose_path(backend, x.device)
-    if path == "triton" and x.dtype == torch.float64:
-        if backend == "triton":
-            raise ValueError("the Triton kernels compute in fp32; for float64 inputs use backend='chunked' or 'auto'")
-        return "chunked"
-    if path == "triton" and offset >= 2**31:
-        if backend == "triton":
-            raise ValueError(
-                f"the Triton kernels take sequences of fewer than 2**31 numbers; this one has {offset:,} (tokens times "
-                "channels): use backend='chunked' or 'auto'"
-            )
-        return "chunked"
-    if path == "triton" and not (x.is_cuda or triton_interpreted()):
+    if path != "triton":
+        return "reference" if path == "recurrent" else path
+    reason = None
+    if x.dtype == torch.float64:
+        reason = "compute in fp32; for float64 inputs"
+    elif offset >= 2**31:
+        reason = f"take sequences of fewer than 2**31 numbers; this one has {offset:,} (tokens times channels):"
+    if reason and backend == "triton":
+        raise ValueError(f"the Triton kernels {reason} use backend='chunked' or 'auto'")
+    if not reason and not (x.is_cuda or triton_interpreted()):
         raise ValueError(f"the Triton kernels need CUDA tensors; these are on {x.device}: use backend='chunked'")
-    if path == "triton" and x.numel() == 0:
-        return "chunked"
-    return "reference" if path == "recurrent" else path
+    return "chunked" if reason or x.numel() == 0 else path
 
 
 def matmul_dtype(x: Tensor, weight: Tensor | None = None) -> torch.dtype:
@@ -228,10 +228,9 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 def available_memory() -> int | None:
     """Bytes of main memory that this process can still get; None if the system does not say.
 
-    It is the least of what the machine has free (swap included), what a container may use, and the limit of a shell
-    (ulimit -v).
+    It is the least of what the machine has free (swap included) and what a container may use.
     """
-    found = [_free_memory(), _limit_of_container(), _limit_of_process()]
+    found = [_free_memory(), _limit_of_container()]
     return min((size for size in found if size is not None), default=None)
 
 
@@ -276,24 +275,9 @@ def _limit_of_container() -> int | None:
     return min(left, default=None)
 
 
-def _limit_of_process() -> int | None:
-    try:
-        import resource
-    except ImportError:  # Windows has none
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        used = 0
-    return max(0, limit - used)
-
-
 def _in_bytes(size: int) -> str:
     """A size in words: "12.3 GB (12,345,678,901 bytes)", "1e+30 bytes"."""
     if size >= 10**18:
         return f"{size:.2g} bytes"
-    name, unit = next(((name, unit) for name, unit in (("TB", 10**12), ("GB", 10**9)) if size >= unit), ("MB", 10**6))
+    name, unit = ("TB", 10**12) if size >= 10**12 else ("GB", 10**9) if size >= 10**9 else ("MB", 10**6)
     return f"{size / unit:,.1f} {name} ({size:,} bytes)"

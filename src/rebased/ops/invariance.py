@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-GRID = (
-    128  # tokens of a sequence that are computed at a time, from multiples of it on: always a product of so many rows
-)
+GRID = 128  # tokens of a sequence that are computed at a time: every product has so many rows
 
 _active: ContextVar[bool] = ContextVar("rebased_batch_invariant", default=False)
 

@@ -98,7 +98,6 @@ def keep_verdict(key: str, right: bool, operator: str, kernels: Iterable[str], e
 TRIES = 8
 """How often kernels are tried to be judged where that is not possible."""
 Mode = Literal["on", "off", "strict"]
-_log = logging.getLogger("rebased")
 
 
 class KernelError(RuntimeError):

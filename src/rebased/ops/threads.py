@@ -16,15 +16,16 @@ import torch
 Item = TypeVar("Item")
 
 
-def run_on_threads(function: Callable[[Item], None], items: Sequence[Item], threads: int) -> None:
+def run_on_threads(function: Callable[[Item], None], items: Sequence[Item], threads: int, device: torch.device) -> None:
     """Calls function(item) once for each item, on at most `threads` threads; 1 means the caller's own thread.
 
-    New threads record no gradients. An exception in a function reaches the caller.
+    Autocast is off for the device. New threads record no gradients. An exception in a function reaches the caller.
     """
     workers = min(threads, len(items))
     if workers <= 1:
-        for item in items:
-            function(item)
+        with torch.autocast(device.type, enabled=False):
+            for item in items:
+                function(item)
         return
     process_threads = torch.get_num_threads()
     inference = torch.is_inference_mode_enabled()
@@ -36,7 +37,8 @@ def run_on_threads(function: Callable[[Item], None], items: Sequence[Item], thre
         started.wait()
 
     def run(item: Item) -> None:
-        with torch.inference_mode(inference), torch.no_grad():  # a new thread does not inherit the caller's modes
+        # a new thread does not inherit the caller's modes
+        with torch.inference_mode(inference), torch.no_grad(), torch.autocast(device.type, enabled=False):
             function(item)
 
     with ThreadPoolExecutor(workers, initializer=limit_threads) as pool:

@@ -33,9 +33,6 @@ def short_conv_extend(
     Returns:
         y [B, T, D] in the dtype of x, and the state [B, W-1, D] after x. y is differentiable in x, weight, bias and
         state.
-
-    Raises:
-        ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
     if activation not in (None, "silu"):
         raise ValueError(f"activation {activation!r} is unknown; choose 'silu' or None")
@@ -77,9 +74,6 @@ def short_conv(
 
     Returns:
         y [B, T, D] in the dtype of x, differentiable in x, weight and bias.
-
-    Raises:
-        ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
     state = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
     return short_conv_extend(x, weight, bias, state, activation=activation, backend=backend)[0]
@@ -96,9 +90,6 @@ def long_conv(x: Tensor, taps: Tensor, skip: Tensor | None = None, *, backend: B
 
     Returns:
         y [B, T, D] in the dtype of x, differentiable once in x, taps and skip.
-
-    Raises:
-        ValueError: if shapes do not match or T is greater than L, or the backend is unknown.
     """
     if x.ndim != 3 or taps.ndim != 2 or taps.shape[1] != x.shape[2] or x.shape[2] == 0:
         raise ValueError(f"x must be [B,T,D] and taps [L,D]; they are {list(x.shape)} and {list(taps.shape)}")
@@ -131,9 +122,6 @@ def long_conv_extend(
 
     Returns:
         y [B, T, D] in the dtype of x, and the state [B, t+T, D]: past and x.
-
-    Raises:
-        ValueError: as long_conv, and if `past` does not match x.
     """
     if past.ndim != 3 or (past.shape[0], past.shape[2]) != (x.shape[0], x.shape[2]):
         raise ValueError(

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -112,10 +112,8 @@ def delta_attention(
 
         assert beta is not None
         return operators.attend(q, k, v, log_decay, beta, degree=degree, normalise=normalise, eps=UNIT_EPS)
-    B, _, H, K = q.shape
-    if cu_seqlens is not None:
-        B = len(cu_seqlens) - 1
-    state = init_delta_state(B, H, K, v.shape[3], degree=degree, centred=centred, device=q.device, dtype=q.dtype)
+    rows, (_, _, H, K) = _rows(q, cu_seqlens), q.shape
+    state = init_delta_state(rows, H, K, v.shape[3], degree=degree, centred=centred, device=q.device, dtype=q.dtype)
     return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)[0]
 
 
@@ -142,14 +140,10 @@ def delta_attention_extend(
 
     Returns:
         o [B, T, H, V] in the dtype of v, and the state after the last token. Both are differentiable, also in `state`.
-
-    Raises:
-        ValueError: as delta_attention, and if the state does not match the inputs.
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
     log_decay = None if log_decay is None else bounded(log_decay)
-    rows = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-    wanted = [rows, q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
+    wanted = [_rows(q, cu_seqlens), q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
     if not isinstance(state, Tensor):
         raise ValueError(f"the state must be a tensor (init_delta_state makes one); got {type(state).__name__}")
     if list(state.shape) != wanted or state.dtype != accumulate_dtype(q.dtype) or state.device != q.device:
@@ -158,6 +152,11 @@ def delta_attention_extend(
             f"is {list(state.shape)}, {state.dtype} on {state.device}"
         )
     return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)
+
+
+def _rows(q: Tensor, cu_seqlens: Tensor | None) -> int:
+    """The rows of a state."""
+    return len(q) if cu_seqlens is None else len(cu_seqlens) - 1
 
 
 def _extend(
@@ -172,12 +171,11 @@ def _extend(
     cu_seqlens: Tensor | None,
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
-    path: Callable[..., tuple[Tensor, Tensor]]
     name = _path(backend, q, v, beta, log_decay, coefficients)
     if name == "triton":
         from rebased.ops.delta.gpu import operators
 
-        path = partial(operators.extend, degree=_degree(coefficients), normalise=normalise, eps=UNIT_EPS)
+        path: Any = partial(operators.extend, degree=_degree(coefficients), normalise=normalise, eps=UNIT_EPS)
     else:
         recur = reference.recur if name == "reference" else chunked_recurrence.recur
         path = partial(_in_torch, recur, coefficients, normalise)
@@ -185,15 +183,12 @@ def _extend(
         return v.to(v.dtype, copy=True), state
     if cu_seqlens is None:
         return path(q, k, v, log_decay, beta, state)
-    outputs, states = [], []
+    outputs, states = [], list(state.split(1))
     for n, (i, j) in enumerate(pairwise(document_bounds(cu_seqlens, q))):
-        if i == j:
-            states.append(state[n : n + 1])
-            continue
-        part = [None if x is None else x[:, i:j] for x in (q, k, v, log_decay, beta)]
-        o, after = path(*part, state[n : n + 1])
-        outputs.append(o)
-        states.append(after)
+        if i < j:
+            document = (None if x is None else x[:, i:j] for x in (q, k, v, log_decay, beta))
+            o, states[n] = path(*document, states[n])
+            outputs.append(o)
     return torch.cat(outputs, dim=1), torch.cat(states)
 
 

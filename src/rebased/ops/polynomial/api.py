@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func, without_autocast
 from rebased.ops.derivatives import in_forward_mode, refuse_forward_mode, refuse_transforms
-from rebased.ops.polynomial import chunked, learned, recurrent, reference, summary
+from rebased.ops.polynomial import chunked, recurrent, reference, summary
 from rebased.ops.polynomial.gates import check_log_decay
 from rebased.ops.polynomial.state import (
     AnyCoefficients,
@@ -94,21 +94,18 @@ def poly_attention(
             )
         return recurrent.attend_all(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
     path = _path(backend, q, coefficients, log_decay)
-    _refuse_transforms(path)
+    _refuse_transforms(path, coefficients)
+    gate, numbers = _gate(log_decay, k), {"coefficients": coefficients, "scale": scale, "eps": eps}
     if cu_seqlens is None:
-        return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
+        return path.attend(q, k, v, **numbers, **gate)
     _check_cu_seqlens(cu_seqlens, q)
-    gate = _gate(log_decay, k)
-    if path not in (*_PLAIN_TORCH.values(), learned):
-        return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens, **gate)
-    bounds = [(i, j) for i, j in pairwise(_bounds(cu_seqlens, q.shape[1])) if i < j]
+    if path not in _PLAIN_TORCH.values():
+        return path.attend(q, k, v, **numbers, **gate, cu_seqlens=cu_seqlens)
     documents = [
-        path.attend(
-            q[:, i:j], k[:, i:j], v[:, i:j], coefficients=coefficients, scale=scale, eps=eps,
-            **{name: g[:, i:j] for name, g in gate.items()},
-        )
-        for i, j in bounds or [(0, 0)]
-    ]  # fmt: skip
+        path.attend(q[:, i:j], k[:, i:j], v[:, i:j], **numbers, **{name: g[:, i:j] for name, g in gate.items()})
+        for i, j in pairwise(document_bounds(cu_seqlens, q))
+        if i < j or q.shape[1] == 0
+    ]
     return torch.cat(documents, dim=1)
 
 
@@ -139,9 +136,6 @@ def poly_attention_at(
     Returns:
         o [B, n, H, V] in the dtype of v, differentiable in q, k and v. On a GPU a NaN or an infinity in v may reach
         earlier positions of its row.
-
-    Raises:
-        ValueError: as poly_attention, and if the shape of positions is not that of the queries.
     """
     coefficients, scale, eps = _check(k, k, v, coefficients, scale, eps)
     wanted = (k.shape[0], *q.shape[1:2], *k.shape[2:])
@@ -156,7 +150,7 @@ def poly_attention_at(
             f"{positions.dtype}"
         )
     path = _path(backend, q, coefficients, log_decay)
-    if path in (*_PLAIN_TORCH.values(), learned) or (log_decay is not None and backend == "auto"):
+    if path in _PLAIN_TORCH.values() or (log_decay is not None and backend == "auto"):
         path = reference
     elif log_decay is not None:
         raise ValueError("chosen queries with log_decay have no kernel; use backend='auto' or 'reference'")
@@ -215,9 +209,6 @@ def poly_attention_extend(
     Returns:
         o [B, T, H, V] in the dtype of v, and the PolyState after the last token. Both are differentiable, also in
         `state`.
-
-    Raises:
-        ValueError: as poly_attention, and if the state does not match the inputs.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     B, _, H, K = q.shape
@@ -228,21 +219,20 @@ def poly_attention_extend(
         state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
     _check_state(state, q, v, coefficients, B)
     path, gate = _path(backend, q, coefficients, log_decay), _gate(log_decay, k)
-    _refuse_transforms(path)
+    _refuse_transforms(path, coefficients)
+    numbers = {"coefficients": coefficients, "scale": scale, "eps": eps}
     if cu_seqlens is None:
-        return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, **gate)
-    if path not in (*_PLAIN_TORCH.values(), learned):
-        return path.extend(
-            q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens, **gate
+        return path.extend(q, k, v, state, **numbers, **gate)
+    if path not in _PLAIN_TORCH.values():
+        return path.extend(q, k, v, state, **numbers, **gate, cu_seqlens=cu_seqlens)
+    documents = [
+        path.extend(
+            q[:, i:j], k[:, i:j], v[:, i:j], PolyState(state.kv[n : n + 1], state.z[n : n + 1]),
+            **numbers, **{name: g[:, i:j] for name, g in gate.items()},
         )
-    outputs, states = [], []
-    for n, (i, j) in enumerate(pairwise(_bounds(cu_seqlens, q.shape[1]))):
-        before = PolyState(state.kv[n : n + 1], state.z[n : n + 1])
-        document = (q[:, i:j], k[:, i:j], v[:, i:j])
-        faded = {name: g[:, i:j] for name, g in gate.items()}
-        o, after = path.extend(*document, before, coefficients=coefficients, scale=scale, eps=eps, **faded)
-        outputs.append(o)
-        states.append(after)
+        for n, (i, j) in enumerate(pairwise(document_bounds(cu_seqlens, q)))
+    ]  # fmt: skip
+    outputs, states = zip(*documents, strict=True)
     return torch.cat(outputs, dim=1), PolyState(*(torch.cat(each) for each in zip(*states, strict=True)))
 
 
@@ -269,9 +259,6 @@ def poly_attention_extend_(
 
     Returns:
         o [B, 1, H, V] in the dtype of v. There are no gradients.
-
-    Raises:
-        ValueError: as poly_attention_extend, and if T is not 1 or a tensor of the state is not contiguous.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     _check_state(state, q, v, coefficients, q.shape[0])
@@ -280,7 +267,7 @@ def poly_attention_extend_(
     if not (state.kv.is_contiguous() and state.z.is_contiguous()):
         raise ValueError("only a contiguous state can be overwritten; use poly_attention_extend")
     path = _path(backend, q, coefficients, log_decay)
-    step = recurrent.extend_ if path in (*_PLAIN_TORCH.values(), learned) else path.extend_
+    step = recurrent.extend_ if path in _PLAIN_TORCH.values() else path.extend_
     with torch.no_grad():
         return step(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
 
@@ -302,9 +289,6 @@ def poly_attention_map(
 
     Returns:
         A [B, H, T, T], zero for j > i, in fp32 (fp64 for fp64 inputs). Row i sums to den_i / (den_i + eps).
-
-    Raises:
-        ValueError: as poly_attention.
     """
     coefficients, scale, eps = _check(q, k, k, coefficients, scale, eps)
     return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
@@ -324,9 +308,6 @@ def poly_state(k: Tensor, v: Tensor, *, coefficients: AnyCoefficients) -> PolySt
 
     Returns:
         A PolyState with kv [B, H, F, V] and z [B, H, F], fp32 (fp64 for fp64 inputs). Differentiable once.
-
-    Raises:
-        ValueError: if shapes, dtypes, devices or coefficients are not as above.
     """
     coefficients, _, _ = _check(k, k, v, coefficients, None, EPS)
     refuse_transforms("poly_state")
@@ -361,7 +342,7 @@ def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients, log_decay:
             raise ValueError("coefficients in a tensor have no kernel; use backend='auto' or 'chunked'")
         if name == "triton":
             _note_learned_coefficients()
-        return learned if name in ("triton", "chunked") else _PLAIN_TORCH[name]
+        return chunked if name == "triton" else _PLAIN_TORCH[name]
     if name != "triton":
         return _PLAIN_TORCH[name]
     if not has_triton():
@@ -377,11 +358,11 @@ def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients, log_decay:
     return chunked if backend == "auto" and beyond_kernels else gpu
 
 
-def _refuse_transforms(path: ModuleType) -> None:
+def _refuse_transforms(path: ModuleType, coefficients: AnyCoefficients) -> None:
     if path is chunked:
         refuse_forward_mode("the chunked path of polynomial attention")
-    elif path is learned:
-        refuse_transforms("the chunked path of polynomial attention with learnt coefficients")
+        if isinstance(coefficients, Tensor):
+            refuse_transforms("the chunked path of polynomial attention with learnt coefficients")
 
 
 def _check(
@@ -389,33 +370,26 @@ def _check(
 ) -> tuple[AnyCoefficients, float, float]:
     """The coefficients (plain floats, or the tensor), the scale and eps as plain floats; or one clear ValueError."""
     numbers = None if isinstance(coefficients, Tensor) else coefficients
-    kind = (
-        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, numbers, scale, eps
-    )  # fmt: skip
+    kinds = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
     # Sizes that are symbols, and numbers that could change and stay the same object, are not looked up.
     plain = scale is None and type(eps) is float and type(numbers) is tuple and set(map(type, numbers)) == {float}
     known = plain and {*map(type, q.shape), *map(type, v.shape)} == {int} and not torch.compiler.is_compiling()
-    checked, scale, eps = (_check_kind if known else _check_kind.__wrapped__)(*kind)
+    checked, scale, eps = (_check_kinds if known else _check_kinds.__wrapped__)(*kinds, numbers, scale, eps)
     return _check_tensor(coefficients, q) if isinstance(coefficients, Tensor) else checked, scale, eps
 
 
 @lru_cache(maxsize=1024)
-def _check_kind(
-    q: torch.Size,
-    k: torch.Size,
-    v: torch.Size,
-    q_dtype: torch.dtype,
-    k_dtype: torch.dtype,
-    v_dtype: torch.dtype,
-    q_device: torch.device,
-    k_device: torch.device,
-    v_device: torch.device,
+def _check_kinds(
+    shapes: tuple[torch.Size, ...],
+    dtypes: tuple[torch.dtype, ...],
+    devices: tuple[torch.device, ...],
     coefficients: Coefficients | None,
     scale: float | None,
     eps: float,
 ) -> tuple[Any, float, float]:
     """_check of shapes, dtypes, devices and numbers, cached: for short sequences it takes a tenth of a call's time."""
-    for name, shape, dtype in (("q", q, q_dtype), ("k", k, k_dtype), ("v", v, v_dtype)):
+    q, k, v = shapes
+    for name, shape, dtype in zip("qkv", shapes, dtypes, strict=True):
         if len(shape) != 4:
             raise ValueError(f"{name} must be [B, T, H, width], four axes; it has shape {list(shape)}")
         if dtype not in _FLOATS:
@@ -426,10 +400,10 @@ def _check_kind(
         raise ValueError(f"q and k must have the same width K; q has {q[3]} and k has {k[3]}")
     if 0 in q[2:] or 0 in v[2:]:
         raise ValueError(f"no axis may be empty, except B and T; q is {list(q)}, v is {list(v)}")
-    if not (q_dtype == k_dtype == v_dtype):
-        raise ValueError(f"q, k and v must share one dtype; they have {q_dtype}, {k_dtype} and {v_dtype}")
-    if not (q_device == k_device == v_device):
-        raise ValueError(f"q, k and v must be on one device; they are on {q_device}, {k_device} and {v_device}")
+    if not (dtypes[0] == dtypes[1] == dtypes[2]):
+        raise ValueError("q, k and v must share one dtype; they have {}, {} and {}".format(*dtypes))
+    if not (devices[0] == devices[1] == devices[2]):
+        raise ValueError("q, k and v must be on one device; they are on {}, {} and {}".format(*devices))
     checked = None if coefficients is None else _check_numbers(coefficients)
     scale, eps = float(q[3] ** -0.5 if scale is None else scale), float(eps)
     if not math.isfinite(scale):
@@ -483,12 +457,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     _check(q, k, v, REBASED, None, EPS)
 
 
-def document_bounds(cu_seqlens: Tensor, q: Tensor) -> list[int]:
-    """cu_seqlens as a list; ValueError or TypeError if it is not as in poly_attention."""
-    _check_cu_seqlens(cu_seqlens, q)
-    return _bounds(cu_seqlens, q.shape[1])
-
-
 def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
     """Checks all but the numbers themselves: on a GPU the host would have to wait for them."""
     if not isinstance(cu_seqlens, Tensor):
@@ -502,9 +470,10 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and the inputs are on {q.device}; move one of them")
 
 
-def _bounds(cu_seqlens: Tensor, T: int) -> list[int]:
-    """cu_seqlens as a list, or a ValueError if it does not rise from 0 to T."""
-    bounds = cu_seqlens.tolist()
+def document_bounds(cu_seqlens: Tensor, q: Tensor) -> list[int]:
+    """cu_seqlens as a list; ValueError or TypeError if it is not as in poly_attention."""
+    _check_cu_seqlens(cu_seqlens, q)
+    bounds, T = cu_seqlens.tolist(), q.shape[1]
     if bounds[0] != 0 or bounds[-1] != T or any(i > j for i, j in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {T}; it is {bounds[:4]} ... {bounds[-1]}")
     return bounds

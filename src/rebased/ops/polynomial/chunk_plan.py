@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
+from rebased.ops.polynomial.state import Coefficients, feature_count
 from rebased.ops.threads import run_on_threads
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
@@ -31,20 +32,15 @@ class Plan(NamedTuple):
 
     def run(self, pass_over: Callable[[slice, slice], None]) -> None:
         """Calls pass_over(b, h) for all rows."""
-
-        def compute(rows: tuple[slice, slice]) -> None:
-            with torch.autocast(self.device.type, enabled=False):
-                pass_over(*rows)
-
-        run_on_threads(compute, self.rows, self.threads)
+        run_on_threads(lambda rows: pass_over(*rows), self.rows, self.threads, self.device)
 
 
-def plan_pass(q: Tensor, W: int, F: int, *, reads_first: bool, writes_last: bool) -> Plan:
-    """The plan for queries q [B, T, H, K], sums of W columns and states of F features.
+def plan_pass(q: Tensor, v: Tensor, coefficients: Coefficients, *, reads_first: bool, writes_last: bool) -> Plan:
+    """The plan for queries q [B, T, H, K] and values v [B, T, H, V].
 
     reads_first and writes_last: there is a state before the first token, and one is wanted after the last.
     """
-    B, T, H, K = q.shape
+    (B, T, H, K), W, F = q.shape, v.shape[3] + 1, feature_count(q.shape[3], coefficients)
     (chunk, tile), cost = _lengths(T, K, W, F, reads_first=reads_first, writes_last=writes_last)
     words = CPU_WORDS if q.device.type == "cpu" else ACCELERATOR_WORDS
     features = K * K + 2 * F if chunk < T or reads_first or writes_last else 2 * K

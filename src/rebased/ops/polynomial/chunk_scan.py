@@ -96,9 +96,9 @@ def scan(chunks: Chunks, S: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Me
     for n in range(len(u)):
         before.append(S)
         weighted, x = weights * S, u[n]
-        seen.append(torch.bmm(_transposed(read[n]), weighted).to(u.dtype))
+        seen.append(torch.bmm(read[n].mT, weighted).to(u.dtype))
         if solve is not None and beta is not None:
-            olds.append(torch.bmm(_transposed(known[n]), weighted).to(u.dtype))
+            olds.append(torch.bmm(known[n].mT, weighted).to(u.dtype))
             x = torch.bmm(solve[n], beta[n] * (x - since[n] * olds[-1]))
         S = torch.baddbmm(kept[n] * S, write[n], (until[n] * x).to(S.dtype))
         xs.append(x)
@@ -112,39 +112,35 @@ def scan_gradients(
     """The gradients of chunks and of the state before, from those of the sums and of the state after."""
     u, beta, _, P, read, known, write, since, until, kept = chunks
     x, seen, old, before, solve = memory
-    dx, d_seen = _transposed(P) @ d_sums, since * d_sums
+    dx, d_seen = P.mT @ d_sums, since * d_sums
     dys, d_afters, d_writtens = [], [], []
     for n in reversed(range(len(x))):
         d_afters.append(dS)
-        d_writtens.append(torch.bmm(_transposed(write[n]), dS).to(x.dtype))
+        d_writtens.append(torch.bmm(write[n].mT, dS).to(x.dtype))
         dx[n].addcmul_(until[n], d_writtens[-1])
         d_read = torch.bmm(read[n], d_seen[n].to(dS.dtype))
         if solve is not None and beta is not None:
-            dys.append(torch.bmm(_transposed(solve[n]), dx[n]))
+            dys.append(torch.bmm(solve[n].mT, dx[n]))
             d_read.baddbmm_(known[n], (since[n] * beta[n] * dys[-1]).to(dS.dtype), alpha=-1)
         dS = torch.addcmul(weights * d_read, kept[n], dS)
     d_after, d_written = torch.stack(d_afters[::-1]), torch.stack(d_writtens[::-1])
-    weighted, xt = weights * before, _transposed(x).contiguous()
+    weighted, xt = weights * before, x.mT.contiguous()
     du, d_beta, d_A = dx, None, None
     d_known: Any = None  # without a beta nothing reads what is known
     d_since = (d_sums * seen).sum(-1, keepdim=True)
     if beta is not None and old is not None:
         dy = torch.stack(dys[::-1])
         du, d_beta, d_A = beta * dy, (dy * (u - since * old)).sum(-1, keepdim=True), -(dy @ xt)
-        d_known = weighted @ _transposed(-since * du).to(weighted.dtype).contiguous()
+        d_known = weighted @ (-since * du).mT.to(weighted.dtype).contiguous()
         d_since = d_since - (du * old).sum(-1, keepdim=True)
     d_until = (d_written * x).sum(-1, keepdim=True)
     d_kept = (before * d_after).sum(-1, keepdim=True)
     return Chunks(
         du, d_beta, d_A, d_sums @ xt,
-        weighted @ _transposed(d_seen).to(weighted.dtype).contiguous(), d_known,
-        d_after @ (xt * _transposed(until)).to(weighted.dtype),
+        weighted @ d_seen.mT.to(weighted.dtype).contiguous(), d_known,
+        d_after @ (xt * until.mT).to(weighted.dtype),
         d_since, d_until, d_kept if kept.shape[2] > 1 else d_kept.sum(2, keepdim=True),
     ), dS  # fmt: skip
-
-
-def _transposed(x: Tensor) -> Tensor:
-    return x.transpose(-1, -2)
 
 
 def _features(x: Tensor, rule: Rule) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial import chunked_sums
-from rebased.ops.polynomial.similarity import AnyKernel, Kernel
+from rebased.ops.polynomial.similarity import Kernel
 from rebased.ops.polynomial.state import EVERY_DEGREE, feature_count
 
 NO_DOUBLE_BACKWARD = (
@@ -19,7 +19,7 @@ NO_DOUBLE_BACKWARD = (
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: AnyKernel, eps: float
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: Kernel, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """(o, state after or None) of (q, k, v, state or None); a state here is kv and z side by side [B, H, F, V+1].
 
@@ -49,7 +49,7 @@ def backward(
     denominator: Tensor,
     do: Tensor | None,
     d_after: Tensor | None,
-    kernel: AnyKernel,
+    kernel: Kernel,
     needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the state, of those that are needed, from the gradients of o and the state after."""

@@ -16,13 +16,13 @@ No exponent is positive, however long the sequence. Plain torch, differentiable 
 keep their inputs alone for the backward pass and scan again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rebased.ops.derivatives import refuse_transforms
+from rebased.ops.derivatives import first_derivatives_only, refuse_transforms
 from rebased.ops.polynomial.chunk_plan import row_groups, thread_count
 from rebased.ops.polynomial.chunk_scan import (
     CHUNK,
@@ -42,7 +42,6 @@ from rebased.ops.polynomial.state import key_features
 from rebased.ops.threads import run_on_threads
 
 FEATURES = 2**25  # numbers of features that are in memory at once; longer sequences are divided
-
 
 Rows = tuple[slice, slice]
 """Some batch rows and heads."""
@@ -103,56 +102,34 @@ class _Recurrence(torch.autograd.Function):
         sums, after = torch.empty_like(given[2]), torch.empty_like(given[5])
         memory: dict[int, Memory] = {}
 
-        def compute(number: int, rows: Rows) -> None:
+        def compute(item: tuple[int, Rows]) -> None:
+            number, rows = item
             part, state, found = _recur_rows(*_rows(given, rows), rule=ctx.rule)
             sums[rows[0], :, rows[1]], after[rows] = part, state
             if keeps:
                 memory[number] = found
 
-        _on_threads(compute, ctx.groups, sums.device)
+        run_on_threads(compute, list(enumerate(ctx.groups)), torch.get_num_threads(), sums.device)
         ctx.save_for_backward(*given, *(x for number in sorted(memory) for x in memory[number]))
         return sums, after
 
     @staticmethod
-    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    @first_derivatives_only("the chunked path of gates and of the delta rule")
+    def backward(ctx: Any, d_sums: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
+        given, memory, size = ctx.saved_tensors[:6], ctx.saved_tensors[6:], len(Memory._fields)
         needed = ctx.needs_input_grad[:6]
-        return *_RecurrenceGradients.apply(*d_outputs, ctx.rule, ctx.groups, needed, *ctx.saved_tensors), None, None
-
-
-class _RecurrenceGradients(torch.autograd.Function):
-    """The backward pass as a function of all that it depends on: a second derivative is an error and never zero."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        d_sums, d_after, rule, groups, needed, *saved = inputs
-        given, memory = saved[:6], saved[6:]
         found = [torch.empty_like(x) if need else None for x, need in zip(given, needed, strict=True)]
 
-        def compute(number: int, rows: Rows) -> None:
-            size = len(Memory._fields)
+        def compute(item: tuple[int, Rows]) -> None:
+            number, rows = item
             own = Memory(*memory[size * number : size * (number + 1)]) if memory else None
-            d_outputs = d_sums[rows[0], :, rows[1]], d_after[rows]
-            parts = _gradients(_rows(given, rows), *d_outputs, own, rule)
+            parts = _gradients(_rows(given, rows), d_sums[rows[0], :, rows[1]], d_after[rows], own, ctx.rule)
             for whole, part in zip(_rows(found, rows), parts, strict=True):
                 if whole is not None:
                     whole.copy_(part)
 
-        _on_threads(compute, groups, d_sums.device)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:
-        raise RuntimeError('the chunked path has first derivatives only; for second ones pass backend="reference"')
-
-
-def _on_threads(compute: Callable[[int, Rows], None], groups: list[Rows], device: torch.device) -> None:
-    """Calls compute(number, rows) for all groups of rows, each on its thread."""
-
-    def plainly(item: tuple[int, Rows]) -> None:
-        with torch.autocast(device.type, enabled=False):
-            compute(*item)
-
-    run_on_threads(plainly, list(enumerate(groups)), torch.get_num_threads())
+        run_on_threads(compute, list(enumerate(ctx.groups)), torch.get_num_threads(), d_sums.device)
+        return *found, None, None
 
 
 def _rows(tensors: Sequence[Any], rows: Rows) -> list[Any]:

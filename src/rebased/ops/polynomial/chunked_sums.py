@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
-from rebased.ops.polynomial.chunk_plan import Plan, find_cuts, plan_pass, spans
+from rebased.ops.polynomial.chunk_plan import find_cuts, plan_pass, spans
 from rebased.ops.polynomial.features import Weights, contract, expand, state_order
-from rebased.ops.polynomial.similarity import AnyKernel
+from rebased.ops.polynomial.similarity import Kernel
 from rebased.ops.polynomial.state import feature_count
 
 
@@ -33,7 +33,7 @@ class RunningState:
     """
 
     def __init__(
-        self, kernel: AnyKernel, K: int, start: Tensor | None, dtype: torch.dtype, tile: int, *, reverse: bool
+        self, kernel: Kernel, K: int, start: Tensor | None, dtype: torch.dtype, tile: int, *, reverse: bool = False
     ) -> None:
         """start [B, H, F, W], in the order of state.py, or None. Features are made for `tile` tokens at once."""
         self.coefficients, self.K, self.dtype, self.tile, self.reverse = kernel.coefficients, K, dtype, tile, reverse
@@ -102,7 +102,7 @@ At = tuple[slice, slice, slice]
 
 
 def sums(
-    kernel: AnyKernel,
+    kernel: Kernel,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -116,19 +116,19 @@ def sums(
     q, k [B, T, H, K]; v [B, T, H, V]; a state [B, H, F, V+1]. `put` writes what becomes of the sums to a tensor.
     Returns the state after the tokens, None if it is not wanted.
     """
-    plan = _plan(kernel, q, v, reads_first=state is not None, writes_last=want_state)
+    plan = plan_pass(q, v, kernel.coefficients, reads_first=state is not None, writes_last=want_state)
     dtype = accumulate_dtype(v.dtype)
     after = _empty_state(kernel, q, v) if want_state else None
 
     def pass_over(b: slice, h: slice) -> None:
-        past = _running_state(kernel, q, state, (b, h), _wide(v), plan)
+        past = RunningState(kernel, q.shape[3], None if state is None else state[b, h], _wide(v), plan.tile)
         for first, last, L in plan.groups:
             at = b, slice(first, last), h
             x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
-            u = _with_ones(v[at], L)  # [m,L,W]
+            u = beside(v[at], 1.0, L)  # [m,L,W]
             o = torch.empty_like(u)
             for i, j in spans(0, L, plan.tile, find_cuts(u)):
-                s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
+                s = torch.bmm(y[:, :, :j].mT, kernel.scale * x[:, :, i:j])  # [m,J,C]
                 sim = kernel.similarity_(s)
                 sim[:, i:].triu_()
                 _multiply(sim.transpose(1, 2), u[:, :j], o[:, i:j])
@@ -144,7 +144,7 @@ def sums(
 
 
 def gradients(
-    kernel: AnyKernel,
+    kernel: Kernel,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -164,25 +164,25 @@ def gradients(
     for dk and dv.
     """
     need_q, need_k, need_v, need_state = needed
-    plan = _plan(kernel, q, v, reads_first=state is not None, writes_last=need_state)
+    plan = plan_pass(q, v, kernel.coefficients, reads_first=state is not None, writes_last=need_state)
     dtype = accumulate_dtype(v.dtype)
     dq, dk, dv = (a.new_empty(a.shape, dtype=dtype) if n else None for a, n in zip((q, k, v), needed, strict=False))
     d_state = _empty_state(kernel, q, v) if need_state else None
     unit = kernel.scale * kernel.slope_unit
 
     def go_forward(b: slice, h: slice) -> None:
-        past = _running_state(kernel, q, state, (b, h), dtype, plan)
+        past = RunningState(kernel, q.shape[3], None if state is None else state[b, h], dtype, plan.tile)
         for first, last, L in plan.groups:
             at = b, slice(first, last), h
             x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
-            u, gs = _with_ones(v[at], L), g(at, L)  # [m,L,W]
+            u, gs = beside(v[at], 1.0, L), g(at, L)  # [m,L,W]
             w, xt = gs.transpose(1, 2).contiguous(), unit * x.transpose(1, 2).contiguous()
             dx, dy, du = torch.empty_like(x), torch.empty_like(xt), u.new_empty(*u.shape[:2], v.shape[3])
             cuts = find_cuts(y.transpose(1, 2)) if need_q else set()
             cuts |= find_cuts(x.transpose(1, 2), reverse=True) if need_k else set()
             cuts |= find_cuts(gs, reverse=True) if need_v else set()
             for i, j in spans(0, L, plan.tile, cuts)[::-1]:  # the last tile first: it sees all writers
-                s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
+                s = torch.bmm(y[:, :, :j].mT, kernel.scale * x[:, :, i:j])  # [m,J,C]
                 if need_q or need_k:
                     ds = kernel.times_slope_(torch.bmm(u[:, :j], w[:, :, i:j]), s)
                     ds[:, i:].triu_()
@@ -206,7 +206,8 @@ def gradients(
                 put(dv[at], du)
 
     def go_back(b: slice, h: slice) -> None:
-        later = _running_state(kernel, q, d_after, (b, h), _wide(v) if need_v else dtype, plan, reverse=True)
+        start, state_dtype = None if d_after is None else d_after[b, h], _wide(v) if need_v else dtype
+        later = RunningState(kernel, q.shape[3], start, state_dtype, plan.tile, reverse=True)
         for first, last, L in plan.groups[::-1]:
             at = b, slice(first, last), h
             x, y = (features_first(a[at], L, dtype) for a in (q, k))
@@ -215,7 +216,7 @@ def gradients(
             if n and dv is not None:
                 put(dv[at], later.read(before[..., :-1], y[:n]), add=True)
             if n and dk is not None:
-                w = _with_ones(v[at], L)[:n].transpose(1, 2).contiguous()
+                w = beside(v[at], 1.0, L)[:n].transpose(1, 2).contiguous()
                 put(dk[at], later.read_slope(before, y[:n], w).transpose(1, 2), add=True)
         if d_state is not None:
             later.copy_to(d_state[b, h])
@@ -229,11 +230,6 @@ def gradients(
     plan.run(pass_over)
     dq, dk, dv = (None if d is None else d.to(a.dtype) for d, a in ((dq, q), (dk, k), (dv, v)))
     return dq, dk, dv, d_state
-
-
-def _scores(y: Tensor, x: Tensor) -> Tensor:
-    """[m, K, J], [m, K, C] -> [m, J, C]."""
-    return torch.bmm(y.transpose(1, 2), x)
 
 
 def _multiply(a: Tensor, b: Tensor, target: Tensor, *, add: bool = False) -> None:
@@ -255,26 +251,7 @@ def _wide(v: Tensor) -> torch.dtype:
     return torch.float64 if v.device.type != "mps" else accumulate_dtype(v.dtype)
 
 
-def _plan(kernel: AnyKernel, q: Tensor, v: Tensor, *, reads_first: bool, writes_last: bool) -> Plan:
-    F = feature_count(q.shape[3], kernel.coefficients)
-    return plan_pass(q, v.shape[3] + 1, F, reads_first=reads_first, writes_last=writes_last)
-
-
-def _running_state(
-    kernel: AnyKernel,
-    q: Tensor,
-    state: Tensor | None,
-    rows: tuple[slice, slice],
-    dtype: torch.dtype,
-    plan: Plan,
-    *,
-    reverse: bool = False,
-) -> RunningState:
-    """The state of some rows before the first chunk."""
-    return RunningState(kernel, q.shape[3], None if state is None else state[rows], dtype, plan.tile, reverse=reverse)
-
-
-def _empty_state(kernel: AnyKernel, q: Tensor, v: Tensor) -> Tensor:
+def _empty_state(kernel: Kernel, q: Tensor, v: Tensor) -> Tensor:
     """[B, H, F, V+1]."""
     (B, _, H, K), V = q.shape, v.shape[3]
     return v.new_empty(B, H, feature_count(K, kernel.coefficients), V + 1, dtype=accumulate_dtype(v.dtype))
@@ -288,11 +265,6 @@ def chunks_first(x: Tensor, L: int) -> Tensor:
 def features_first(x: Tensor, L: int, dtype: torch.dtype) -> Tensor:
     """[B, G L, H, K] -> [m, K, L], contiguous."""
     return chunks_first(x, L).transpose(3, 4).to(dtype).contiguous().flatten(0, 2)
-
-
-def _with_ones(v: Tensor, L: int) -> Tensor:
-    """v' = [v, 1]: [B, G L, H, V] -> [m, L, V+1]."""
-    return beside(v, 1.0, L)
 
 
 def beside(a: Tensor, last: Tensor | float, L: int) -> Tensor:

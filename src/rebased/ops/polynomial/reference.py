@@ -6,6 +6,8 @@ A gate multiplies sim_ij by e^(g_(j+1) + ... + g_i), with log decays g.
 Half precision is computed in fp32 (eps is below the smallest fp16 number); every other dtype in itself.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,26 @@ from rebased.ops.polynomial.state import AnyCoefficients, PolyState, key_feature
 
 
 def similarity(
-    q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float, log_decay: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    *,
+    coefficients: AnyCoefficients,
+    scale: float,
+    log_decay: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
-    """sim_ij, zero for j > i: q, k [B, T, H, K], log_decay [B, T, H] -> [B, H, T, T]."""
+    """sim_ij, zero for j > i: q [B, n, H, K], k [B, T, H, K], log_decay [B, T, H] -> [B, H, n, T].
+
+    Queries stand at positions [B, n]; None: one at each of the T.
+    """
     c0, c1, c2 = coefficients
     s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
-    sim = (c0 + s * (c1 + c2 * s)).tril()
-    return sim if log_decay is None else sim * decay_between(log_decay).to(sim.dtype)
+    sim = c0 + s * (c1 + c2 * s)
+    if positions is None:
+        sim = sim.tril()
+    else:
+        sim = torch.where(positions[:, None, :, None] >= torch.arange(k.shape[1], device=k.device), sim, 0)
+    return sim if log_decay is None else sim * decay_between(log_decay, positions).to(sim.dtype)
 
 
 def decay_between(log_decay: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -34,8 +49,8 @@ def decay_between(log_decay: Tensor, positions: Tensor | None = None) -> Tensor:
     return (ends - total.unsqueeze(2)).masked_fill(later, -torch.inf).exp()
 
 
-def sum_values(sim: Tensor, v: Tensor) -> Tensor:
-    """sum_{j<=i} sim_ij v_j: sim [B, H, T, T], zero for j > i, and v [B, T, H, V] -> [B, T, H, V].
+def sum_values(sim: Tensor, v: Tensor, positions: Tensor | None = None) -> Tensor:
+    """sum_{j<=i} sim_ij v_j: sim [B, H, n, T], zero for j > i, and v [B, T, H, V] -> [B, n, H, V].
 
     A v that is NaN or infinite reaches no earlier token, though zero times NaN is NaN: sums are taken without it, and
     are NaN or infinite themselves from its token on.
@@ -43,65 +58,29 @@ def sum_values(sim: Tensor, v: Tensor) -> Tensor:
     finite = v.isfinite()
     sums = torch.einsum("bhij,bjhv->bihv", sim, torch.where(finite, v, 0))
     met = torch.where(finite, 0, v).cumsum(1)
+    if positions is not None:
+        met = met.gather(1, positions[:, :, None, None].expand(-1, -1, *v.shape[2:]))
     return torch.where(met == 0, sums, met)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    coefficients: AnyCoefficients,
-    scale: float,
-    eps: float,
-    log_decay: Tensor | None = None,
-) -> Tensor:
-    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
+def attend(q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None = None, eps: float, **similar: Any) -> Tensor:
+    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]; further arguments are those of `similarity`."""
     dtype = accumulate_dtype(q.dtype)
-    sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale, log_decay=log_decay)
-    numerator = sum_values(sim, v.to(dtype))
-    denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,T,H,1]
+    sim = similarity(q.to(dtype), k.to(dtype), positions=positions, **similar)
+    numerator = sum_values(sim, v.to(dtype), positions)
+    denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,n,H,1]
     return (numerator / (denominator + eps)).to(v.dtype)
 
 
-def attend_at(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    *,
-    coefficients: AnyCoefficients,
-    scale: float,
-    eps: float,
-    log_decay: Tensor | None = None,
-) -> Tensor:
-    """o [B, n, H, V] of queries q [B, n, H, K] at positions [B, n] of k [B, T, H, K] and v [B, T, H, V]."""
-    dtype = accumulate_dtype(q.dtype)
-    c0, c1, c2 = coefficients
-    s = scale * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
-    seen = positions[:, None, :, None] >= torch.arange(k.shape[1], device=k.device)
-    sim = torch.where(seen, c0 + s * (c1 + c2 * s), 0)  # [B,H,n,T]
-    sim = sim if log_decay is None else sim * decay_between(log_decay, positions).to(dtype)
-    values, finite = v.to(dtype), v.isfinite()
-    numerator = torch.einsum("bhij,bjhv->bihv", sim, torch.where(finite, values, 0))
-    met = torch.where(finite, 0, values).cumsum(1)  # as in sum_values: what is not finite reaches no earlier token
-    met = met.gather(1, positions[:, :, None, None].expand(-1, -1, *v.shape[2:]))
-    denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,n,H,1]
-    return (torch.where(met == 0, numerator, met) / (denominator + eps)).to(v.dtype)
+def attend_at(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **numbers: Any) -> Tensor:
+    """attend of queries q [B, n, H, K] that stand at positions [B, n]: [B, n, H, V]."""
+    return attend(q, k, v, positions=positions, **numbers)
 
 
-def attention_matrix(
-    q: Tensor,
-    k: Tensor,
-    *,
-    coefficients: AnyCoefficients,
-    scale: float,
-    eps: float,
-    log_decay: Tensor | None = None,
-) -> Tensor:
+def attention_matrix(q: Tensor, k: Tensor, *, eps: float, **similar: Any) -> Tensor:
     """sim_ij / (sum_{j<=i} sim_ij + eps), zero for j > i: q, k [B, T, H, K] -> [B, H, T, T], at least fp32."""
     dtype = accumulate_dtype(q.dtype)
-    sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale, log_decay=log_decay)
+    sim = similarity(q.to(dtype), k.to(dtype), **similar)
     return sim / (sim.sum(-1, keepdim=True) + eps)
 
 

@@ -1,25 +1,35 @@
-"""The similarity of the chunked path as a function of scores, with its derivative: fixed or learnt coefficients."""
+"""The similarity of the chunked path as a function of scores, with its derivative."""
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rebased.ops.polynomial.features import Weights
-from rebased.ops.polynomial.state import EVERY_DEGREE, Coefficients
+from rebased.ops.polynomial.state import AnyCoefficients, Coefficients, layout
 
 
 class Kernel(NamedTuple):
-    """The similarity c0 + c1 s + c2 s^2 with s = scale * (x . y), as a function of s."""
+    """The similarity c0 + c1 s + c2 s^2 with s = scale * (x . y), as a function of s.
 
-    coefficients: Coefficients
+    The host never reads coefficients in a tensor: then all degrees count as there.
+    """
+
+    values: AnyCoefficients
     scale: float
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Numbers that are zero where a degree has no features."""
+        return layout(self.values)
 
     def similarity_(self, s: Tensor) -> Tensor:
         """c0 + c1 s + c2 s^2, written over s."""
-        c0, c1, c2 = self.coefficients
-        sim = s.square_() if c1 == 0 else s.mul_(s.mul(c2).add_(c1))
-        sim = sim.mul_(c2) if c1 == 0 and c2 != 1 else sim
-        return sim.add_(c0) if c0 != 0 else sim
+        c0, c1, c2 = self._numbers(s.dtype)
+        has_constant, has_linear, _ = self.coefficients
+        sim = s.mul_(s.mul(c2).add_(c1)) if has_linear else s.square_()
+        sim = sim.mul_(c2) if not has_linear and c2 != 1 else sim
+        return sim.add_(c0) if has_constant else sim
 
     @property
     def slope_unit(self) -> float:
@@ -29,47 +39,16 @@ class Kernel(NamedTuple):
 
     def times_slope_(self, ds: Tensor, s: Tensor) -> Tensor:
         """ds * (c1 + 2 c2 s) / slope_unit, written over ds."""
-        _, c1, c2 = self.coefficients
-        return ds.mul_(s.mul(2 * c2).add_(c1) if c1 != 0 else s)
+        _, c1, c2 = self._numbers(s.dtype)
+        return ds.mul_(s.mul(2 * c2).add_(c1) if self.coefficients[1] else s)
 
     @property
     def weights(self) -> Weights:
         """The weights of a query's features of degree 0, 1 and 2."""
-        c0, c1, c2 = self.coefficients
+        on_mps = isinstance(self.values, Tensor) and self.values.device.type == "mps"  # it has no fp64
+        c0, c1, c2 = self._numbers(torch.float32 if on_mps else torch.float64)
         return c0, c1 * self.scale, c2 * self.scale**2
 
-
-class LearnedKernel(NamedTuple):
-    """The same with coefficients in a tensor [3]. The host never reads them."""
-
-    values: Tensor
-    scale: float
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """Which degrees have features: all."""
-        return EVERY_DEGREE
-
-    def similarity_(self, s: Tensor) -> Tensor:
-        """c0 + c1 s + c2 s^2, written over s."""
-        c0, c1, c2 = self.values.to(s.dtype)
-        return s.mul_(s.mul(c2).add_(c1)).add_(c0)
-
-    @property
-    def slope_unit(self) -> float:
-        """1: times_slope_ leaves nothing out."""
-        return 1.0
-
-    def times_slope_(self, ds: Tensor, s: Tensor) -> Tensor:
-        """ds * (c1 + 2 c2 s), written over ds."""
-        _, c1, c2 = self.values.to(s.dtype)
-        return ds.mul_(s.mul(2 * c2).add_(c1))
-
-    @property
-    def weights(self) -> Weights:
-        """The weights of a query's features of degree 0, 1 and 2."""
-        c0, c1, c2 = self.values.double() if self.values.device.type != "mps" else self.values
-        return c0, c1 * self.scale, c2 * self.scale**2
-
-
-AnyKernel = Kernel | LearnedKernel
+    def _numbers(self, dtype: torch.dtype) -> Weights:
+        """(c0, c1, c2): floats, or three tensors [] of this dtype."""
+        return tuple(self.values.to(dtype)) if isinstance(self.values, Tensor) else self.values

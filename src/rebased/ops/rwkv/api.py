@@ -27,9 +27,6 @@ def wkv(k: Tensor, v: Tensor, w: Tensor, u: Tensor, *, backend: Backend = "auto"
 
     Returns:
         [B, T, D] in the dtype of v, differentiable in all four (once, unless the backend is "reference").
-
-    Raises:
-        ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
     state = init_wkv_state(k.shape[0], k.shape[-1], device=k.device, dtype=k.dtype)
     return wkv_extend(k, v, w, u, state, backend=backend)[0]
@@ -47,9 +44,6 @@ def wkv_extend(
     Returns:
         [B, T, D] in the dtype of v, and the WKVState after the last token. Both are differentiable, also in num and den
         of `state`.
-
-    Raises:
-        ValueError: if shapes or dtypes do not match, or the backend is unknown or cannot take these tensors.
     """
     _check(k, v, w, u, state)
     path = kernel_path(backend, k, offset=k.shape[1] * k.shape[2])

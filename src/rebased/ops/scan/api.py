@@ -16,6 +16,8 @@ from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
 from rebased.ops.derivatives import refuse_transforms
 from rebased.ops.scan import chunked, reference
 
+_AXES = {"dt": "btd", "A": "dn", "B": "btn", "C": "btn", "state": "bdn", "skip": "d", "dt_bias": "d", "gate": "btd"}
+
 
 def selective_scan(
     x: Tensor,
@@ -44,9 +46,6 @@ def selective_scan(
 
     Returns:
         y [B, T, D] in the dtype of x, differentiable in all tensors (once, unless the backend is "reference").
-
-    Raises:
-        ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
     state = torch.zeros(x.shape[0], *A.shape, device=x.device, dtype=accumulate_dtype(x.dtype))
     return selective_scan_extend(x, dt, A, B, C, skip, state, dt_bias=dt_bias, gate=gate, backend=backend)[0]
@@ -74,15 +73,11 @@ def selective_scan_extend(
     Returns:
         y [B, T, D] in the dtype of x, and the state [B, D, N] after the last token in the dtype of `state`. Both are
         differentiable, also in `state`.
-
-    Raises:
-        ValueError: if shapes or dtypes do not match, or the backend is unknown or cannot take these tensors.
     """
-    _check(x, dt, A, B, C, skip, state, dt_bias, gate)
+    _check(x, A, state, dt=dt, B=B, C=C, skip=skip, dt_bias=dt_bias, gate=gate)
     (_, T, D), N = x.shape, state.shape[2]
-    path = kernel_path(
-        backend, x, offset=max(T * D, -(-T // chunked.INTERVAL) * D * N)
-    )  # of tokens, and of checkpoints
+    checkpoints = -(-T // chunked.INTERVAL) * D * N
+    path = kernel_path(backend, x, offset=max(T * D, checkpoints))
     if path != "reference":
         refuse_transforms(f"the {path} path of selective_scan")
     if path == "triton":
@@ -100,30 +95,15 @@ def selective_scan_extend(
     return (y if gate is None else (y * functional.silu(gate)).to(x.dtype)), state
 
 
-def _check(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    skip: Tensor | None,
-    state: Tensor,
-    dt_bias: Tensor | None,
-    gate: Tensor | None,
-) -> None:
+def _check(x: Tensor, A: Tensor, state: Tensor, **others: Tensor | None) -> None:
     if x.ndim != 3 or A.ndim != 2 or x.shape[2] == 0 or 0 in A.shape:
         raise ValueError(
             f"x must be [B,T,D] and A [D,N], with D and N above 0; they are {list(x.shape)} and {list(A.shape)}"
         )
-    batch, T, D = x.shape
-    N = A.shape[1]
-    wanted = {"dt": [batch, T, D], "A": [D, N], "B": [batch, T, N], "C": [batch, T, N], "state": [batch, D, N]}
-    given = {"dt": dt, "A": A, "B": B, "C": C, "state": state}
-    for name, value, shape in (("skip", skip, [D]), ("dt_bias", dt_bias, [D]), ("gate", gate, [batch, T, D])):
-        if value is not None:
-            wanted[name], given[name] = shape, value
-    for name, shape in wanted.items():
-        if list(given[name].shape) != shape:
-            raise ValueError(f"{name} is {list(given[name].shape)}; x {list(x.shape)} with N = {N} needs {shape}")
+    sizes = dict(zip("btdn", (*x.shape, A.shape[1]), strict=True))
+    for name, value in {**others, "A": A, "state": state}.items():
+        wanted = [sizes[axis] for axis in _AXES[name]]
+        if value is not None and list(value.shape) != wanted:
+            raise ValueError(f"{name} is {list(value.shape)}; x {list(x.shape)} with N = {sizes['n']} needs {wanted}")
     if state.dtype != accumulate_dtype(x.dtype):
         raise ValueError(f"a state for {x.dtype} inputs is {accumulate_dtype(x.dtype)}; this one is {state.dtype}")

@@ -14,9 +14,7 @@ from rebased.ops.linear_scan import Decays, state_gradients, states
 
 CHUNK_NUMBERS = 1 << 20  # numbers of [C, B, D, N] in one chunk: what still fits the caches of a core
 CHUNK_TOKENS = (16, 512)  # at least, at most
-INTERVAL = (
-    16  # tokens between two checkpoints of the kernels, which then take no more memory than one [B, T, D] at N = 16
-)
+INTERVAL = 16  # tokens between two checkpoints of the kernels: at N = 16 they take the memory of one [B, T, D]
 
 
 def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

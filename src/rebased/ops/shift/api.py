@@ -17,9 +17,6 @@ def token_shift(x: Tensor, last: Tensor, mixes: Tensor, *, backend: Backend = "a
 
     Returns:
         M tensors [B, T, D] in the dtype of x, differentiable in x, last and mixes (once, if the backend is "triton").
-
-    Raises:
-        ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
     if x.ndim != 3 or last.shape != (x.shape[0], x.shape[2]) or mixes.ndim != 2 or mixes.shape[1] != x.shape[2]:
         raise ValueError(
