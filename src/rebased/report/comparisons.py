@@ -1,9 +1,11 @@
 """Paired comparisons of two models, as the reports of both kinds of runs show them: table, sentences and JSON."""
 
 from collections.abc import Iterator, Sequence
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
-from rebased.analysis.paired import Verbs, in_words, wilcoxon_limit
+from rebased.analysis.paired import RECALL, Verbs, in_words, wilcoxon_limit
+from rebased.config import plural
 from rebased.report.page import finite
 from rebased.report.tables import number, p_text
 
@@ -20,7 +22,6 @@ TESTS = (
 )
 PAIRS = ("pairs", "unpaired runs", "code")
 BRIEF = (*TESTS[:4], PAIRS[0])
-ACCURACY = Verbs()
 
 
 def result_cells(contrast: "AnyContrast", form: str = ".3f") -> tuple[str, ...]:
@@ -43,16 +44,24 @@ def pair_cells(contrast: "AnyContrast") -> tuple[str, ...]:
     return (*(number(count, "d") for count in counts), "same" if contrast.same_code else "differs")
 
 
-def sentence(contrast: "AnyContrast", where: str, verbs: Verbs = ACCURACY) -> str:
+def sentence(contrast: "AnyContrast", where: str, verbs: Verbs = RECALL) -> str:
     """The result of a comparison, after where it was made."""
     code = "" if contrast.same_code else " Their runs were made with different versions of the code."
     return f"{where}: {in_words(contrast.reference, contrast.other, contrast.found, verbs)}{code}"
 
 
-def wilcoxon_limits(contrasts: Sequence["AnyContrast"]) -> Iterator[str]:
-    """What Wilcoxon's test cannot show with as few pairs as some of the comparisons have."""
+def notes_on_tests(contrasts: Sequence["AnyContrast"]) -> Iterator[str]:
+    """How to read the table of comparisons, and what Wilcoxon's test cannot show with as few pairs as some have."""
+    tested = sum(not isnan(one.found.t_p) for one in contrasts)
+    yield (
+        "Differences are paired by seed; ± and sd are their standard deviation. p* is p after Holm's correction over "
+        f"the {'' if tested == len(contrasts) else f'{tested} tested ones of '}{plural(len(contrasts), 'comparison')} "
+        "of this table, for each test separately. Intervals are Student's, of one mean each, and not corrected. "
+        "Cohen's d is the mean difference divided by its standard deviation; it is biased upwards for few seeds. "
+        "rank-biserial is 1 if the first model has the greater value with every seed, and -1 if the smaller."
+    )
     limits = (wilcoxon_limit(pairs) for pairs in sorted({one.found.difference.n for one in contrasts}))
-    yield from (limit for limit in limits if limit)
+    yield from filter(None, limits)
 
 
 def as_record(contrast: "AnyContrast") -> dict[str, Any]:

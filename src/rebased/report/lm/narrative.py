@@ -5,7 +5,7 @@ from statistics import fmean
 
 from rebased.analysis.paired import Verbs
 from rebased.config import plural
-from rebased.report.comparisons import sentence, wilcoxon_limits
+from rebased.report.comparisons import sentence
 from rebased.report.lm.models import (
     PARTS,
     Difference,
@@ -15,7 +15,7 @@ from rebased.report.lm.models import (
     steps,
     training_differences,
 )
-from rebased.report.prose import shortened, tested_of, warn_about_code, warn_about_open_runs
+from rebased.report.prose import shortened, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
 
 BY_DISTANCE = (
@@ -61,9 +61,8 @@ def remarks(found: LanguageModels) -> list[str]:
     if found.by_distance:
         said.append(BY_DISTANCE)
     said += missing_distances(found)
-    differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(found.runs).items()]
-    if differ:
-        said.append(f"Not all were trained alike: {', '.join(differ)}.")
+    if differ := training_differences(found.runs):
+        said.append(f"Not all were trained alike: {differ}.")
     if found.left_out:
         said.append(f"Left out, not done or there twice: {', '.join(found.left_out)}.")
     versions = list(dict.fromkeys(f"{run.code} on {run.device}" for run in found.runs))
@@ -98,18 +97,6 @@ def sentences(differences: Sequence[Difference]) -> Iterator[str]:
         yield sentence(one, tokens, PERPLEXITY)
 
 
-def notes_on_tests(differences: Sequence[Difference]) -> Iterator[str]:
-    """How to read the table of comparisons."""
-    yield (
-        "Differences are paired by seed: runs of one seed read the same tokens in the same order. ± and sd are the "
-        "standard deviation of the differences; the 95% interval of their mean is Student's, and not corrected. p* is "
-        f"p after Holm's correction over the {tested_of([one.found for one in differences])} of this table, for each "
-        "test separately. Cohen's d is the mean difference divided by its standard deviation. rank-biserial is -1 if "
-        "the first model has the lower perplexity with every seed."
-    )
-    yield from wilcoxon_limits(differences)
-
-
 def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[str]:
     """What a reader must know before believing the results."""
     yield from warn_about_code(found.lm_runs)
@@ -119,18 +106,16 @@ def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[st
             "number of tokens). Each set has tables of its own; nothing is averaged or compared across them."
         )
     for group in groups:
-        differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(group.runs).items()]
-        if differ:
-            yield f"Language models side by side were not trained alike: {', '.join(differ)} ({group.data})."
+        if differ := training_differences(group.runs):
+            yield f"Language models side by side were not trained alike: {differ} ({group.data})."
         if group.overfitting:
             yield group.overfitting
         if group.left_out:
             yield f"Left out, the same model and seed as another run: {', '.join(group.left_out)}."
         yield from missing_distances(group)
-        single = [name for name, runs in group.models.items() if len(runs) == 1]
-        if single:
+        if single := [name for name, runs in group.models.items() if len(runs) == 1]:
             yield f"One seed only, so no spread and no test: {', '.join(single)} ({group.data})."
-        shared = {run.device for run in group.runs}
-        if len(shared) > 1:
-            yield f"Speeds are of different devices: {', '.join(sorted(shared))} ({group.data})."
+        devices = sorted({run.device for run in group.runs})
+        if len(devices) > 1:
+            yield f"Speeds are of different devices: {', '.join(devices)} ({group.data})."
     yield from warn_about_open_runs([run for run in found.lm_runs if not is_finished(run)], found)

@@ -5,7 +5,8 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
-from rebased.report.comparisons import as_record
+from rebased.config import plural
+from rebased.report.comparisons import as_record, notes_on_tests
 from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.models import LanguageModels, compare_models, curve, group_language_models, kind_in
@@ -28,6 +29,15 @@ CURVES = (
     "One line per run, of means over consecutive steps. Dots: the loss on the first windows of the valid split. Where "
     "the dots rise above the line, the model learns the training text by heart."
 )
+AGAIN = "To train one of these runs again, from the folder that holds it, with the folder of its prepared text:"
+LEADS = {
+    "Perplexity": paragraphs(PERPLEXITY),
+    "Perplexity of AR tokens by distance": paragraphs(narrative.BY_DISTANCE),
+    "Perplexity: paired comparisons": "",
+    "Training curves": "",
+    "Settings of the language models": "",
+}
+"""The sections, in their order, and what stands above the groups of models in each."""
 
 
 class LMReport:
@@ -73,24 +83,16 @@ class LMReport:
 
     def sections(self) -> Iterator[Section]:
         """Perplexity, AR tokens by distance, comparisons, training curves, settings, all runs."""
-        yield Section("Perplexity", paragraphs(PERPLEXITY) + self._each(self._perplexity))
-        distances = self._each(self._distances)
-        if distances:
-            yield Section("Perplexity of AR tokens by distance", paragraphs(narrative.BY_DISTANCE) + distances)
-        if any(self.differences):
-            yield Section("Perplexity: paired comparisons", self._each(self._comparisons))
-        curves = self._each(self._curves)
-        if curves:
-            yield Section("Training curves", curves)
-        yield Section("Settings of the language models", self._each(self._settings))
-        again = paragraphs(
-            "To train one of these runs again, from the folder that holds it, with the folder of its prepared text:"
-        )
-        again += commands(
-            [f"rebased lm train --config {self.runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"]
-        )
-        runs = details(f"Show {narrative.plural(len(self.runs), 'run')}", self._runs_table().to_html())
-        yield Section("All runs of language models", runs + again)
+        bodies = [self._bodies(n, group) for n, group in enumerate(self.groups)]
+        for heading, lead in LEADS.items():
+            found = [(group, body[heading]) for group, body in zip(self.groups, bodies, strict=True) if heading in body]
+            several = len(self.groups) > 1
+            html = [(f"<h3>{escape(group.data)}</h3>" if several else "") + body for group, body in found]
+            if html:
+                yield Section(heading, lead + "".join(html))
+        again = f"rebased lm train --config {self.runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"
+        runs = details(f"Show {plural(len(self.runs), 'run')}", self._runs_table().to_html())
+        yield Section("All runs of language models", runs + paragraphs(AGAIN) + commands([again]))
 
     def data(self) -> dict[str, Any]:
         """Configs, results, curves and comparisons, to be embedded in the page as JSON."""
@@ -117,39 +119,30 @@ class LMReport:
             }
         }
 
-    def _each(self, body: Any) -> str:
-        """The body of every group, with a heading where there are several."""
-        bodies = [(group, body(n, group)) for n, group in enumerate(self.groups)]
-        heads = len(self.groups) > 1
-        return "".join((f"<h3>{escape(group.data)}</h3>" if heads else "") + html for group, html in bodies if html)
-
-    def _perplexity(self, n: int, group: LanguageModels) -> str:
-        table = tables.perplexity_table(group)
+    def _bodies(self, n: int, group: LanguageModels) -> dict[str, str]:
+        """By heading, what the sections say about a group."""
         sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
-        note = paragraphs(*filter(None, dict.fromkeys(sources)))
-        picture = self.figures[f"perplexity-{n + 1}"]
-        caption = "One dot per seed; the cross is their mean."
-        return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)
-
-    def _distances(self, n: int, group: LanguageModels) -> str:
-        table, picture = tables.distance_table(group, tables.with_sd), self.figures.get(f"by-distance-{n + 1}")
-        return table.to_html() + figure(picture, BY_DISTANCE) if table and picture else ""
-
-    def _comparisons(self, n: int, group: LanguageModels) -> str:
-        found = self.differences[n]
-        if not found:
-            return ""
-        table = tables.comparison_table(found).to_html()
-        return bullets(narrative.sentences(found)) + table + paragraphs(*narrative.notes_on_tests(found))
-
-    def _curves(self, n: int, group: LanguageModels) -> str:
-        picture = self.figures.get(f"training-{n + 1}")
-        return figure(picture, CURVES) if picture else ""
-
-    def _settings(self, n: int, group: LanguageModels) -> str:
+        notes = paragraphs(*filter(None, dict.fromkeys(sources)))
+        dots = figure(self.figures[f"perplexity-{n + 1}"], "One dot per seed; the cross is their mean.")
+        found = {
+            "Perplexity": paragraphs(narrative.describe_data(group))
+            + tables.perplexity_table(group).to_html()
+            + notes
+            + dots
+        }
+        if distances := tables.distance_table(group, tables.with_sd):
+            picture = figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
+            found["Perplexity of AR tokens by distance"] = distances.to_html() + picture
+        if compared := self.differences[n]:
+            table, notes = tables.comparison_table(compared).to_html(), paragraphs(*notes_on_tests(compared))
+            found["Perplexity: paired comparisons"] = bullets(narrative.sentences(compared)) + table + notes
+        if picture := self.figures.get(f"training-{n + 1}"):
+            found["Training curves"] = figure(picture, CURVES)
         differ, shared = (tables.settings_table(group, differing=differing) for differing in (True, False))
-        own = differ.to_html() if differ.rows else ""
-        return own + details("Show the settings that all models share", shared.to_html())
+        found["Settings of the language models"] = (differ.to_html() if differ.rows else "") + details(
+            "Show the settings that all models share", shared.to_html()
+        )
+        return found
 
     @property
     def _styles(self) -> dict[str, dict[str, Any]]:

@@ -7,8 +7,8 @@ from statistics import fmean
 
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
-from rebased.report.comparisons import sentence, wilcoxon_limits
-from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
+from rebased.report.comparisons import notes_on_tests, sentence
+from rebased.report.prose import warn_about_code, warn_about_open_runs
 from rebased.report.reference_values import MARGIN, agreement
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
@@ -182,15 +182,9 @@ def sentences(family: Family) -> Iterator[str]:
         yield sentence(contrast, f"{contrast.task}, {contrast.at}" if several else contrast.at)
 
 
-def notes_on_tests(family: Family) -> Iterator[str]:
+def notes_on_table(family: Family) -> Iterator[str]:
     """How to read the table of comparisons."""
-    yield (
-        "Differences are paired by seed; ± is their standard deviation. p* is p after Holm's correction over the "
-        f"{tested_of([contrast.found for contrast in family.contrasts])} of this table, for each test separately. "
-        "Intervals are Student's, of one mean each, and not corrected. Cohen's d is the mean difference divided by its "
-        "standard deviation; it is biased upwards for few seeds. rank-biserial is 1 if every seed favours the first "
-        "model."
-    )
+    yield from notes_on_tests(family.contrasts)
     changed = [
         f"{difference_of(contrast.reference, contrast.other)} ({contrast.at}) {equals(contrast.selected_p)} there"
         for contrast in family.contrasts
@@ -201,13 +195,11 @@ def notes_on_tests(family: Family) -> Iterator[str]:
         "The rate of a seed is the one that is best on the other seeds, so that no seed has a say in its own rate. The "
         f"tables of accuracies have the rate that is best over all seeds, as in the paper. {changes}"
     )
-    splits = {contrast.split for contrast in family.contrasts}
-    if "test" in splits:
+    if any(contrast.split == "test" for contrast in family.contrasts):
         yield (
             "The epoch was chosen on the test split itself, as in the paper, so these accuracies are selected for "
             "being high. Runs with task.held_out are compared on the held-out split instead."
         )
-    yield from wilcoxon_limits(family.contrasts)
 
 
 def heads_verdict(places: HeadsByPlace) -> str:

@@ -190,7 +190,7 @@ def comparisons(family: Family) -> str:
     if len(sentences) > FEW:
         text = details(f"Show {len(sentences)} sentences", text)
     table = tables.comparison_table(family.contrasts).to_html()
-    return paragraphs(narrative.verdict(family)) + text + table + paragraphs(*narrative.notes_on_tests(family))
+    return paragraphs(narrative.verdict(family)) + text + table + paragraphs(*narrative.notes_on_table(family))
 
 
 def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family]) -> dict[str, Any]:
