@@ -3,7 +3,7 @@
 A cell, such as a task with one size of state, is a stratum: runs are exchanged between models within it.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import ceil, inf, isnan, nan
 from statistics import NormalDist
@@ -70,15 +70,11 @@ def main_effects(values: Mapping[str, Groups], factors: Mapping[str, Mapping[str
     values[model][cell] are one value per run. factors[model] are its factors: {"square": True, "gate": False}. Each
     pair of models on each cell is a stratum.
     """
-    names = list(dict.fromkeys(factor for model in values for factor in factors.get(model, {})))
+    known = {name: factors.get(name, {}) for name in values}
     found: dict[tuple[str, str], tuple[Groups, Groups]] = {}
-    for factor in names:
-        ours: dict[Hashable, Sequence[float]] = {}
-        theirs: dict[Hashable, Sequence[float]] = {}
-        for a, b in which_differ_in(factor, {name: factors.get(name, {}) for name in values}):
-            for cell in values[a]:
-                if cell in values[b]:
-                    ours[a, b, cell], theirs[a, b, cell] = values[a][cell], values[b][cell]
+    for factor in dict.fromkeys(factor for own in known.values() for factor in own):
+        strata = [(a, b, cell) for a, b in which_differ_in(factor, known) for cell in values[a] if cell in values[b]]
+        ours, theirs = ({at: values[at[side]][at[2]] for at in strata} for side in (0, 1))
         found[factor, f"no {factor}"] = ours, theirs
     return contrast_all(found)
 

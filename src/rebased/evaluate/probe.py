@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebased.analysis.attention import UNIT, entropy, noisy_tokens, soft_iou, target_mass
-from rebased.analysis.intervals import t_interval
+from rebased.analysis.spread import student_interval
 from rebased.evaluate.attention_layers import captured_inputs, layers_with_maps, sequences_at_once
 from rebased.evaluate.similarity import describe_similarity, scored_examples
 from rebased.mixers import HasSimilarity, attention_map, mixer_name
@@ -141,13 +141,13 @@ def summarise(parts: list[Measured]) -> dict[str, Any]:
         values: Tensor = getattr(whole, name)  # [N,H]
         about[name] = {
             "mean": float(values.mean()),
-            "interval": list(t_interval(values.mean(1).tolist())),
+            "interval": list(student_interval(values.mean(1).tolist())),
             "best": float(values[:, best].mean()),
-            "best_interval": list(t_interval(values[:, best].tolist())),
+            "best_interval": list(student_interval(values[:, best].tolist())),
             "by_head": [round(value, 6) for value in values.mean(0).tolist()],
         }
     about["matrix_iou"] = float(whole.matrix_iou.mean())
-    return about | {"matrix_iou_interval": list(t_interval(whole.matrix_iou.tolist()))}
+    return about | {"matrix_iou_interval": list(student_interval(whole.matrix_iou.tolist()))}
 
 
 def draw(parts: list[Tensor], best: int, questions: Questions, answers: Tensor) -> list[dict[str, Any]]:

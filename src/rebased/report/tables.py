@@ -23,6 +23,9 @@ EMPTY = (NONE, "-")
 MANY = 10  # more columns than this are printed in smaller letters
 
 
+Parts = Mapping[str, float | str | None]
+
+
 class Number(str):
     """A cell that shows a number. A page shows its text, rounded; a CSV file gets the exact value.
 
@@ -30,13 +33,13 @@ class Number(str):
     their own in a CSV file.
     """
 
-    values: Mapping[str, float | str | None]
-    anchor: str = ""  # a place on the page that it links to
+    values: Mapping[str, float | str]
+    anchor: str  # a place on the page that it links to
 
-    def __new__(cls, text: str, value: float | None, parts: Mapping[str, float | str | None] | None = None) -> Self:
+    def __new__(cls, text: str, value: float | None, parts: Parts | None = None, anchor: str = "") -> Self:
         cell = super().__new__(cls, text)
-        known = {"": value, **(parts or {})}
-        cell.values = {what: one for what, one in known.items() if one is not None}
+        cell.values = {what: one for what, one in {"": value, **(parts or {})}.items() if one is not None}
+        cell.anchor = anchor
         return cell
 
 
@@ -116,12 +119,6 @@ class Table(NamedTuple):
         cells = [row[column] for row in self.rows if row[column] not in EMPTY]
         kinds = dict.fromkeys(kind for cell in cells for kind in getattr(cell, "values", ("",)))
         return list(kinds) or [""]
-
-
-def linked(cell: Number, anchor: str) -> Number:
-    """The cell as a link to a place on the page."""
-    cell.anchor = anchor
-    return cell
 
 
 def _to_html(cell: str) -> str:
