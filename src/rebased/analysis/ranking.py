@@ -3,7 +3,7 @@
 A cell, such as a task with one size of state, is a stratum: runs are exchanged between models within it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from math import ceil, inf, isnan, nan
 from statistics import NormalDist
@@ -74,7 +74,8 @@ def main_effects(values: Mapping[str, Groups], factors: Mapping[str, Mapping[str
     found: dict[tuple[str, str], tuple[Groups, Groups]] = {}
     for factor in dict.fromkeys(factor for own in known.values() for factor in own):
         strata = [(a, b, cell) for a, b in which_differ_in(factor, known) for cell in values[a] if cell in values[b]]
-        ours, theirs = ({at: values[at[side]][at[2]] for at in strata} for side in (0, 1))
+        ours: dict[Hashable, Sequence[float]] = {(a, b, cell): values[a][cell] for a, b, cell in strata}
+        theirs: dict[Hashable, Sequence[float]] = {(a, b, cell): values[b][cell] for a, b, cell in strata}
         found[factor, f"no {factor}"] = ours, theirs
     return contrast_all(found)
 

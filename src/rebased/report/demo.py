@@ -6,6 +6,7 @@ from statistics import fmean
 
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.analysis.ranking import Contrast, contrast_all
+from rebased.analysis.unpaired import Groups
 from rebased.config import grouped, plural
 from rebased.evaluate.attention_speed import HEADS, KEY_WIDTH, VALUE_WIDTH, Timing
 from rebased.evaluate.readout import Readout
@@ -19,7 +20,8 @@ from rebased.report.demo_figures import (
     state_words,
     time_by_length,
 )
-from rebased.report.heatmap import heatmap, panels
+from rebased.report.drawing import grid
+from rebased.report.heatmap import heatmap
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
@@ -112,7 +114,7 @@ def show_states(maps: Mapping[str, Readout]) -> str:
         for name, found in maps.items()
     }
     return figure(
-        panels(drawn, 3),
+        grid(drawn, 3),
         "A row per key, a column per two tokens that the model has read. The darker, the more probable is the key's "
         "value if the model is asked for it then. The pairs come first; after them the state must keep what it holds.",
     )
@@ -135,7 +137,7 @@ def seeds_of(runs: Sequence[Run], noun: str = "seed") -> str:
 def verdicts(runs: Sequence[Run]) -> list[Contrast]:
     """The reference against every other model, at the largest number of pairs."""
     pairs, groups = most_pairs(runs), labelled(runs)
-    values = {name: {pairs: [recalled(run)[pairs] for run in group]} for name, group in groups.items()}
+    values: dict[str, Groups] = {name: {pairs: [recalled(run)[pairs] for run in groups[name]]} for name in groups}
     reference = next(name for name in groups if name.startswith(REFERENCE))
     return contrast_all({(reference, name): (values[reference], values[name]) for name in groups if name != reference})
 

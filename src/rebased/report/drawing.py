@@ -123,13 +123,12 @@ class Panels(NamedTuple):
     def to_html(self) -> str:
         """The legend and the panels as HTML. The panels stack on narrow screens."""
         handles: dict[str, Any] = {}
-        drawn = []
+        drawn = {}
         for i, (heading, draw) in enumerate(self.panels.items()):
             title = f"{self.title}: {heading}" if heading else self.title
-            svg = draw_svg(draw, SIZES[self.columns], f"{self.name}-{i}", title, handles)
-            drawn.append(f'<div class="panel">{f"<p>{escape(heading)}</p>" if heading else ""}{svg}</div>')
+            drawn[heading] = draw_svg(draw, SIZES[self.columns], f"{self.name}-{i}", title, handles)
         items = "".join(f"<li>{sample(handle)}{escape(label)}</li>" for label, handle in handles.items())
-        return f'<ul class="legend">{items}</ul><div class="panels columns-{self.columns}">{"".join(drawn)}</div>'
+        return f'<ul class="legend">{items}</ul>{grid(drawn, self.columns)}'
 
     def to_file(self, kind: Format) -> bytes:
         """The figure as a file, in the light colours."""
@@ -155,6 +154,15 @@ class Panels(NamedTuple):
 def draw_panels(panels: Mapping[str, Draw], name: str, title: str, columns: int | None = None) -> Panels:
     """The panels in as many columns as given, or as fit their number."""
     return Panels(panels, name, title, columns or (len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3))
+
+
+def grid(drawn: Mapping[str, str], columns: int) -> str:
+    """HTML of <svg> elements in a grid, each under its heading, if that is not empty."""
+    panels = (
+        f'<div class="panel">{f"<p>{escape(heading)}</p>" if heading else ""}{svg}</div>'
+        for heading, svg in drawn.items()
+    )
+    return f'<div class="panels columns-{columns}">{"".join(panels)}</div>'
 
 
 def draw_axes(axes: Axes, draw: Draw, handles: dict[str, Any]) -> None:
@@ -191,15 +199,12 @@ def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, A
 
 def places(axes: Axes, figure: Figure) -> str:
     """Invisible circles with titles where `hover` said: browsers show a title to who points there."""
-    known = getattr(axes, HOVER, [])
-    if not known:
-        return ""
-    scale, height = 72 / figure.dpi, figure.get_figheight() * 72
-    circles = []
-    for (x, y), (*_, of, text) in zip(axes.transData.transform([place[:2] for place in known]), known, strict=True):
-        at = f'cx="{x * scale:.1f}" cy="{height - y * scale:.1f}"' + (f' class="{of}"' if of else "")
-        circles.append(f'<circle {at} r="{NEAR}"><title>{escape(text)}</title></circle>')
-    return f'<g class="places" fill-opacity="0">{"".join(circles)}</g>'
+    scale, height, circles = 72 / figure.dpi, figure.get_figheight() * 72, ""
+    for *at, of, text in getattr(axes, HOVER, []):
+        x, y = axes.transData.transform(at)
+        place = f'cx="{x * scale:.1f}" cy="{height - y * scale:.1f}"' + (f' class="{of}"' if of else "")
+        circles += f'<circle {place} r="{NEAR}"><title>{escape(text)}</title></circle>'
+    return f'<g class="places" fill-opacity="0">{circles}</g>' if circles else ""
 
 
 def sample(line: Any) -> str:

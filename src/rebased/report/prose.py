@@ -21,22 +21,15 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
     codes = Counter(run.code for run in runs)
     if len(codes) > 1:
         versions = "; ".join(f"{code}: {plural(count, 'run')}" for code, count in codes.most_common())
-        yield (
-            f"The runs were made with {len(codes)} versions of the code, which may cause differences between them. "
-            f"{versions}."
-        )
+        many = f"The runs were made with {len(codes)} versions of the code"
+        yield f"{many}, which may cause differences between them. {versions}."
     if changed := sum(map(has_changes, runs)):
-        yield (
-            f"{changed} of {plural(len(runs), 'run')} were made by code with changes that no commit holds; nobody can "
-            "run that code again."
-        )
-    own: dict[str, set[str]] = {}
-    for run in runs:
-        for what, checksum in recorded_code(run.lines).items():
-            own.setdefault(what, set()).add(checksum)
-    for what, checksums in own.items():
-        if len(checksums) > 1:
-            yield f"The file of {what} was changed between these runs: they have {len(checksums)} versions of it."
+        which = f"{changed} of {plural(len(runs), 'run')}"
+        yield f"{which} were made by code with changes that no commit holds; nobody can run that code again."
+    own = {item for run in runs for item in recorded_code(run.lines).items()}  # (what it is of, checksum)
+    for what, count in sorted(Counter(what for what, _ in own).items()):
+        if count > 1:
+            yield f"The file of {what} was changed between these runs: they have {count} versions of it."
 
 
 def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]:

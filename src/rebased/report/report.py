@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rebased.config import did_you_mean, grouped, plural
+from rebased.config import did_you_mean, plural
 from rebased.report.drawing import Panels
 from rebased.report.lm.models import is_finished, measured
 from rebased.report.lm.page import LMReport
-from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
+from rebased.report.page import Page, Section, bullets, commands, describe_origin
 from rebased.report.prose import warn_about_gaps, warn_about_records
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.synthetic.cells import COUNTED
@@ -55,9 +55,8 @@ def warn_about_repeats(repeats: Sequence[Repeat]) -> Iterator[str]:
     if differing:
         yield (
             f"{plural(differing, 'run')} trained more than once, with different results; they are listed below. "
-            "One whole record of each counts, chosen by settings and code and never by its result. On a GPU sums are "
-            "taken in another order each time, so equal runs drift apart, and chance may decide whether a run begins "
-            "to learn."
+            "One whole record of each counts, chosen by settings and code and never by its result. On a GPU equal runs "
+            "drift apart, and chance may decide whether a run begins to learn."
         )
 
 
@@ -78,24 +77,6 @@ def score(run: Run) -> str:
         return f"{run.best.accuracy:.4f}"
     found = measured(run, "test")
     return f"perplexity {found['all']['perplexity']:.3f}" if found else NONE
-
-
-def code_table(runs: Sequence[Run]) -> Table | None:
-    """One row per version of the code: its runs, models, devices and files. None if there is one version only."""
-    codes = grouped(runs, lambda run: run.code)
-    if len(codes) < 2:
-        return None
-    rows = [
-        (
-            code,
-            str(len(group)),
-            ", ".join(sorted({run.model for run in group})),
-            ", ".join(sorted({run.device for run in group})),
-            ", ".join(sorted({run.file or run.folder for run in group})),
-        )
-        for code, group in sorted(codes.items(), key=lambda item: -len(item[1]))
-    ]
-    return Table(("code", "runs", "models", "devices", "files"), rows)
 
 
 BOTH = "Synthetic tasks and language models"
@@ -136,7 +117,7 @@ class Report:
 
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name."""
-        return {name: table for part in self.parts for name, table in part.tables().items()}
+        return {name: table for part in self.parts for name, table in part.tables.items()}
 
     def figures(self) -> dict[str, Panels]:
         """The page's figures by file name."""
@@ -144,9 +125,7 @@ class Report:
 
     def page(self, title: str | None, command: str) -> Page:
         """The page. Without a title it is named after its parts; `command` is the command that makes it."""
-        data: dict[str, Any] = {}
-        for part in self.parts:
-            data |= part.data()
+        data = {key: value for part in self.parts for key, value in part.data().items()}
         runs = [run for part in self.parts for run in part.runs]
         lead = " ".join(part.lead for part in self.parts)
         own_title = self.parts[0].title if len(self.parts) == 1 else BOTH
@@ -158,8 +137,6 @@ class Report:
             yield Section("Warnings", bullets(self.warnings))
         if any(repeat.differing for repeat in self.repeats):
             yield Section("Runs with different results", repeat_table(self.repeats).to_html())
-        if codes := code_table([*self.found.runs, *self.found.lm_runs]):
-            yield Section("Versions of the code", details("Show the versions", codes.to_html()))
         for part in self.parts:
             yield from part.sections()
         yield Section("How to make this page again", commands([command]))

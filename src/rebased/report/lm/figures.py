@@ -27,7 +27,7 @@ def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]]
     """One panel per part of the tokens, one row per model: a dot per seed, and a cross at their mean."""
 
     def draw(part: str, axes: Axes) -> None:
-        cross = {"color": INK, "ls": "none", "marker": "x", "ms": 8, "mew": 2}
+        cross: dict[str, Any] = {"color": INK, "ls": "none", "marker": "x", "ms": 8, "mew": 2}
         for row, model in enumerate(found.models):
             by_seed = found.values(model, part)
             values, look = list(by_seed.values()), styles[model] | {"ls": "none"}

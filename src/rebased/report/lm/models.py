@@ -172,10 +172,8 @@ def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str], known: Ref
     models: dict[str, dict[int, Run]] = {}
     repeated = []
     for name, run in sorted(zip(names(runs), runs, strict=True), key=lambda pair: order(pair[0])):
-        if run.seed in models.setdefault(name, {}):
+        if models.setdefault(name, {}).setdefault(run.seed, run) is not run:
             repeated.append(run.folder)
-        else:
-            models[name][run.seed] = run
     return LanguageModels(split, models, [*left_out, *repeated], known)
 
 
@@ -294,11 +292,12 @@ def choose_reference(models: Mapping[str, Sized], wanted: str | None) -> str:
 def compare_models(found: LanguageModels, wanted: str | None = None) -> list[Difference]:
     """The reference against each other model, for all, AR and non-AR tokens. All p values are corrected together."""
     reference = choose_reference(found.models, wanted)
-    about, pairs = [], []
-    for other in found.models:
-        if other != reference and found.models[other].keys() & found.models[reference].keys():
-            runs = [run for model in (reference, other) for run in found.models[model].values()]
-            for part in PARTS:
-                about.append((reference, other, part, len({run.code for run in runs}) == 1))
-                pairs.append((found.values(reference, part), found.values(other, part)))
-    return [Difference(*what, one) for what, one in zip(about, compare_all(pairs), strict=True)]
+    ours = found.models[reference]
+    others = [name for name, runs in found.models.items() if name != reference and runs.keys() & ours.keys()]
+    places = [(other, part) for other in others for part in PARTS]
+    compared = compare_all([(found.values(reference, part), found.values(other, part)) for other, part in places])
+    codes = {other: {run.code for runs in (ours, found.models[other]) for run in runs.values()} for other in others}
+    return [
+        Difference(reference, other, part, len(codes[other]) == 1, one)
+        for (other, part), one in zip(places, compared, strict=True)
+    ]

@@ -1,6 +1,6 @@
 """The part of a page about language models: sections as the data allow, and the same tables for files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -9,8 +9,15 @@ from rebased.config import plural
 from rebased.report.comparisons import as_record, notes_on_tests
 from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
-from rebased.report.lm.models import LanguageModels, compare_models, curve, group_language_models, kind_in
-from rebased.report.page import Section, bullets, commands, details, figure, paragraphs
+from rebased.report.lm.models import (
+    Difference,
+    LanguageModels,
+    compare_models,
+    curve,
+    group_language_models,
+    kind_in,
+)
+from rebased.report.page import Section, commands, details, figure, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
@@ -56,43 +63,62 @@ class LMReport:
         self.warnings = list(narrative.warnings(found, self.groups))
         self.summary = list(narrative.summary(self.groups, self.differences))
 
+    @cached_property
+    def _tables(self) -> list[dict[str, Table]]:
+        return [tables_of(group, found) for group, found in zip(self.groups, self.differences, strict=True)]
+
+    @cached_property
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name; with several groups, numbered from 1."""
-        named = {}
-        for n, (group, found) in enumerate(zip(self.groups, self.differences, strict=True), start=1):
+        named: dict[str, Table] = {}
+        for n, found in enumerate(self._tables, start=1):
             suffix = f"_{n}" if len(self.groups) > 1 else ""
-            named[f"lm_perplexity{suffix}"] = tables.perplexity_table(group)
-            if (distances := tables.distance_table(group, tables.with_sd)) is not None:
-                named[f"lm_by_distance{suffix}"] = distances
-            if found:
-                named[f"lm_compared{suffix}"] = tables.comparison_table(found)
-            named[f"lm_settings{suffix}"] = tables.settings_table(group, differing=False)
-            if len(group.models) > 1:
-                named[f"lm_settings_by_model{suffix}"] = tables.settings_table(group, differing=True)
-        return named | {"lm_runs": self._runs_table()}
+            named |= {f"lm_{what}{suffix}": table for what, table in found.items()}
+        names = {run.digest: name for group in self.groups for name, of in group.models.items() for run in of.values()}
+        return named | {"lm_runs": tables.runs_table(self.runs, names)}
 
     @cached_property
     def figures(self) -> dict[str, Panels]:
         """The page's figures by name; groups are numbered from 1."""
-        drawn: list[Panels | None] = []
+        styles, drawn = figures.styles_of(self.groups), list[Panels | None]()
         for n, group in enumerate(self.groups, start=1):
-            drawn.append(figures.perplexity_by_model(group, self._styles, f"perplexity-{n}"))
-            drawn.append(figures.perplexity_by_distance(group, self._styles, f"by-distance-{n}"))
-            drawn.append(figures.training_curves(group, self._styles, f"training-{n}"))
+            drawn.append(figures.perplexity_by_model(group, styles, f"perplexity-{n}"))
+            drawn.append(figures.perplexity_by_distance(group, styles, f"by-distance-{n}"))
+            drawn.append(figures.training_curves(group, styles, f"training-{n}"))
         return {panels.name: panels for panels in drawn if panels is not None}
 
     def sections(self) -> Iterator[Section]:
         """Perplexity, AR tokens by distance, comparisons, training curves, settings, all runs."""
         bodies = [self._bodies(n, group) for n, group in enumerate(self.groups)]
         for heading, lead in LEADS.items():
-            found = [(group, body[heading]) for group, body in zip(self.groups, bodies, strict=True) if heading in body]
-            several = len(self.groups) > 1
-            html = [(f"<h3>{escape(group.data)}</h3>" if several else "") + body for group, body in found]
+            html = ""
+            for group, found in zip(self.groups, bodies, strict=True):
+                if body := found.get(heading):
+                    html += (f"<h3>{escape(group.data)}</h3>" if len(self.groups) > 1 else "") + body
             if html:
-                yield Section(heading, lead + "".join(html))
+                yield Section(heading, lead + html)
         again = f"rebased lm train --config {self.runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"
-        runs = details(f"Show {plural(len(self.runs), 'run')}", self._runs_table().to_html())
+        runs = details(f"Show {plural(len(self.runs), 'run')}", self.tables["lm_runs"].to_html())
         yield Section("All runs of language models", runs + paragraphs(AGAIN) + commands([again]))
+
+    def _bodies(self, n: int, group: LanguageModels) -> dict[str, str]:
+        html = {what: table.to_html() for what, table in self._tables[n].items()}
+        sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
+        dots = figure(self.figures[f"perplexity-{n + 1}"], "One dot per seed; the cross is their mean.")
+        lead, notes = paragraphs(narrative.describe_data(group)), paragraphs(*dict.fromkeys(sources))
+        shared = details("Show the settings that all models share", html["settings"])
+        found = {
+            "Perplexity": lead + html["perplexity"] + notes + dots,
+            "Settings of the language models": html.get("settings_by_model", "") + shared,
+        }
+        if "by_distance" in html:
+            picture = figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
+            found["Perplexity of AR tokens by distance"] = html["by_distance"] + picture
+        if compared := self.differences[n]:
+            found["Perplexity: paired comparisons"] = html["compared"] + paragraphs(*notes_on_tests(compared))
+        if curves := self.figures.get(f"training-{n + 1}"):
+            found["Training curves"] = figure(curves, CURVES)
+        return found
 
     def data(self) -> dict[str, Any]:
         """Configs, results, curves and comparisons, to be embedded in the page as JSON."""
@@ -119,35 +145,14 @@ class LMReport:
             }
         }
 
-    def _bodies(self, n: int, group: LanguageModels) -> dict[str, str]:
-        """By heading, what the sections say about a group."""
-        sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
-        notes = paragraphs(*filter(None, dict.fromkeys(sources)))
-        dots = figure(self.figures[f"perplexity-{n + 1}"], "One dot per seed; the cross is their mean.")
-        found = {
-            "Perplexity": paragraphs(narrative.describe_data(group))
-            + tables.perplexity_table(group).to_html()
-            + notes
-            + dots
-        }
-        if distances := tables.distance_table(group, tables.with_sd):
-            picture = figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
-            found["Perplexity of AR tokens by distance"] = distances.to_html() + picture
-        if compared := self.differences[n]:
-            table, notes = tables.comparison_table(compared).to_html(), paragraphs(*notes_on_tests(compared))
-            found["Perplexity: paired comparisons"] = bullets(narrative.sentences(compared)) + table + notes
-        if picture := self.figures.get(f"training-{n + 1}"):
-            found["Training curves"] = figure(picture, CURVES)
-        differ, shared = (tables.settings_table(group, differing=differing) for differing in (True, False))
-        found["Settings of the language models"] = (differ.to_html() if differ.rows else "") + details(
-            "Show the settings that all models share", shared.to_html()
-        )
-        return found
 
-    @property
-    def _styles(self) -> dict[str, dict[str, Any]]:
-        return figures.styles_of(self.groups)
-
-    def _runs_table(self) -> Table:
-        names = {run.digest: name for group in self.groups for name, of in group.models.items() for run in of.values()}
-        return tables.runs_table(self.runs, names)
+def tables_of(group: LanguageModels, found: Sequence[Difference]) -> dict[str, Table]:
+    """The tables of a group of models and their comparisons."""
+    some = {
+        "perplexity": tables.perplexity_table(group),
+        "by_distance": tables.distance_table(group, tables.with_sd),
+        "compared": tables.comparison_table(found) if found else None,
+        "settings": tables.settings_table(group, differing=False),
+        "settings_by_model": tables.settings_table(group, differing=True) if len(group.models) > 1 else None,
+    }
+    return {name: table for name, table in some.items() if table}

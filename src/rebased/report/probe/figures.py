@@ -6,8 +6,8 @@ from math import exp
 from typing import Any
 
 from rebased.analysis.attention import UNIT
-from rebased.report.drawing import INK, SERIES, Axes, MaxNLocator, Panels, draw_panels, named_looks, powers_of_two
-from rebased.report.heatmap import heatmap, panels, scale
+from rebased.report.drawing import INK, SERIES, Axes, MaxNLocator, Panels, draw_panels, grid, named_looks, powers_of_two
+from rebased.report.heatmap import heatmap, scale
 from rebased.report.probe.cells import ProbeCell, Record
 from rebased.report.probe.tables import best_layer, similarities
 
@@ -27,7 +27,7 @@ def attention_maps(cells: Sequence[ProbeCell], example: int, which: str) -> str 
         matrix = [[weight / UNIT for weight in row] for row in mine[which]]
         drawn[str(cell.model)] = heatmap(matrix, f"Attention of {cell.model}", list(enumerate(mine["targets"])))
     columns = 4 if len(drawn) > 3 else len(drawn)
-    return (scale() if example == 0 else "") + panels(drawn, columns)
+    return (scale() if example == 0 else "") + grid(drawn, columns)
 
 
 def last_rows(cells: Sequence[ProbeCell]) -> Panels | None:
@@ -36,7 +36,7 @@ def last_rows(cells: Sequence[ProbeCell]) -> Panels | None:
     def draw(kept: dict[str, Any], axes: Axes) -> None:
         weights, target = [weight / UNIT for weight in kept["best"][-1]], kept["targets"][-1]
         axes.bar(range(len(weights)), weights, color=SERIES[0], width=0.9)
-        answer = {"color": SERIES[1], "marker": "o", "ls": "none", "label": "the answer's position"}
+        answer: dict[str, Any] = {"color": SERIES[1], "marker": "o", "ls": "none", "label": "the answer's position"}
         axes.plot([target], [weights[target]], **answer)
         share = 1 / (kept["queries"][-1] + 1)
         axes.axhline(share, color=INK, lw=1, ls=":", label="uniform share")
@@ -65,7 +65,8 @@ def parabola_panels(cells: Sequence[ProbeCell]) -> Panels | None:
         xs = fill_density(axes, part["scores"])
         a, b, c = part["parabola"]
         held = [each for each in zip(xs, part["low"], part["high"], strict=True) if each[1] is not None]
-        axes.fill_between(*map(list, zip(*held, strict=True)), color=SERIES[0], alpha=0.2, lw=0)
+        at, lows, highs = map(list, zip(*held, strict=True))
+        axes.fill_between(at, lows, highs, color=SERIES[0], alpha=0.2, lw=0)
         axes.plot(xs, [a * x * x + b * x + c for x in xs], color=SERIES[0], lw=2, label="learnt (best parabola)")
         axes.plot(xs, [exp(x) for x in xs], color=SERIES[1], lw=1.5, ls="--", label="exp")
         based = [1 + x + x * x / 2 for x in xs]

@@ -10,7 +10,7 @@ from rebased.report.suite.board import Board, SuiteCell
 from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
 from rebased.report.suite.filters import by_task, filters
 from rebased.report.suite.sentences import describe_factor, three_sentences
-from rebased.report.suite.tables import cell_table, describe_parameters, effect_table, recall_table, run_table
+from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
 from rebased.report.synthetic.choices import describe_given_up, warn_about_diverged
 from rebased.report.tables import Table, number
 from rebased.runs.run_names import sizes_of
@@ -58,8 +58,7 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
         table = recall_table(board, budget)
         if table.rows:
             size = "Mixers whose state has no set size" if budget is None else f"Recall with {budget:,} bytes of state"
-            below = paragraphs(*filter(None, [describe_parameters(board, budget)]))
-            sections.append(Section(size, by_task(table) + below, f"size-{budget or 0}"))
+            sections.append(Section(size, by_task(table), f"size-{budget or 0}"))
     if times := timed(board, speeds):
         caption = (
             f"A training step at the largest state, measured on {where}: milliseconds per 1,000 tokens of the whole "
@@ -156,21 +155,14 @@ def show_runs(cell: SuiteCell) -> str:
     size = "a state without a set size" if cell.budget is None else f"{cell.budget:,} bytes"
     chosen = f"rate {cell.rate:g}" if cell.rate else "no rate chosen yet"
     heading = f"{cell.mixer}, {cell.task}, {size}: {chosen}, {plural(len(cell.runs), 'run')}"
-    table = Table(
-        ("run", "rate", "seed", "for", "test", "held out", "epochs"),
-        [
-            (
-                run.digest,
-                f"{run.lr:g}",
-                str(run.seed),
-                "score" if run in cell.scored else "choice",
-                number(run.best.accuracy),
-                number(run.held_out),
-                str(len(run.epochs)),
-            )
-            for run in sorted(cell.runs, key=lambda run: (run.seed, run.lr))
-        ],
-    )
+    rows = [
+        (
+            *(run.digest, f"{run.lr:g}", str(run.seed), "score" if run in cell.scored else "choice"),
+            *(number(run.best.accuracy), number(run.held_out), str(len(run.epochs))),
+        )
+        for run in sorted(cell.runs, key=lambda run: (run.seed, run.lr))
+    ]
+    table = Table(("run", "rate", "seed", "for", "test", "held out", "epochs"), rows)
     runs = details(heading, f'<div id="{cell.anchor}">{table.to_html()}</div>')  # a link to it opens it
     _, mixer, task, size = cell.anchor.split("-")
     return f'<div class="runs of-{mixer} task-{task} size-{size}">{runs}</div>'  # what filters look for

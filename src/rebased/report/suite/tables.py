@@ -54,21 +54,6 @@ def recall_table(board: Board, budget: int | None) -> Table:
     return Table(("mixer", "place", *tasks, "began to learn", "bytes", "parameters (to the median)"), rows)
 
 
-def describe_parameters(board: Board, budget: int | None) -> str:
-    """By how much parameters differ between the mixers with this size of state, and why."""
-    task = board.tasks[0]
-    ratios = {
-        cell.mixer: board.parameter_ratio(cell) for cell in board.cells if cell.budget == budget and cell.task == task
-    }
-    if len(ratios) < 2:
-        return ""
-    least, most = sorted(ratios, key=lambda name: ratios[name])[:: len(ratios) - 1]
-    return (
-        f"Parameters are not matched: on {task} they differ from the median by {percent(ratios[least])} ({least}) to "
-        f"{percent(ratios[most])} ({most}). The protocol below says why."
-    )
-
-
 def percent(ratio: float) -> str:
     """A ratio as a difference: "+12 %"."""
     return f"{round(100 * ratio - 100):+d} %"

@@ -38,23 +38,11 @@ def describe_choices(results: Results) -> str:
 def choice_table(results: Results) -> Table:
     """One row per cell with several learning rates: the rule, and the seeds that it looked at."""
     rows = []
-    for cell in results.cells:
-        if rule_of(cell) == ONE:
-            continue
-        compared = cell.choice.staged or tuple(sorted(cell.chosen))
+    for cell in (cell for cell in results.cells if rule_of(cell) != ONE):
         rates = sorted(cell.runs if cell.choice.staged else set(cell.runs) - set(cell.choice.left_out))
-        rows.append(
-            (
-                str(cell.model),
-                cell.task,
-                str(cell.d_model),
-                rule_of(cell),
-                f"{cell.choice.lr:g}",
-                ", ".join(f"{lr:g}" for lr in rates),
-                listed(compared),
-                str(len(cell.chosen)),
-            )
-        )
+        place = (str(cell.model), cell.task, str(cell.d_model), rule_of(cell), f"{cell.choice.lr:g}")
+        seeds = listed(cell.choice.staged or sorted(cell.chosen))
+        rows.append((*place, ", ".join(f"{lr:g}" for lr in rates), seeds, str(len(cell.chosen))))
     head = ("model", "task", "D", "rule", "chosen", "compared rates", "on seeds", "seeds at the chosen rate")
     return task_last(Table(head, rows))
 
@@ -68,8 +56,7 @@ def listed(seeds: Sequence[int]) -> str:
 
 def warn_about_diverged(runs: Sequence[Run]) -> Iterator[str]:
     """A sentence if some of the runs diverged."""
-    diverged = [run for run in runs if run.status == "diverged"]
-    if diverged:
+    if diverged := [run for run in runs if run.status == "diverged"]:
         early = sum(not run.epochs for run in diverged)
         yield (
             f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached, by the "

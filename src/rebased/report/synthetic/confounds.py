@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rebased.config import plural
+from rebased.config import grouped, plural
 from rebased.report.synthetic.cells import Results, has_learned
 from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, distinguishing_settings
@@ -22,14 +22,12 @@ EXECUTION = ("micro_batch", "capture", "compile")
 def training_confounds(results: Results) -> Confounds:
     """Training settings in which runs of one task differ, unless the names of all its models state them. Names always
     state differences between runs of one model and width, but not between models or widths."""
-    found: Confounds = {}
-    for cells in (results.of_task(task) for task in results.tasks):
+    groups = []
+    for cells in map(results.of_task, results.tasks):
         named = set.intersection(*(settings_in(cell.model) for cell in cells))
-        differ = differing([[training_settings(run) for cell in cells for run in cell.all_runs]])
-        for key, values in differ.items():
-            if key not in named:
-                found.setdefault(key, Counter()).update(values)
-    return found
+        settings = (training_settings(run) for cell in cells for run in cell.all_runs)
+        groups.append([{key: value for key, value in own.items() if key not in named} for own in settings])
+    return differing(groups)
 
 
 def settings_in(name: ModelName) -> set[str]:
@@ -58,13 +56,11 @@ def differing(groups: Iterable[Iterable[dict[str, Any]]]) -> Confounds:
     """The settings that differ within at least one group of runs."""
     found: Confounds = {}
     for group in groups:
-        counts: Confounds = {}
-        for settings in group:
-            for key, value in settings.items():
-                counts.setdefault(key, Counter())["none" if value is None else str(value)] += 1
-        for key, values in counts.items():
-            if len(values) > 1:
-                found.setdefault(key, Counter()).update(values)
+        pairs = [(key, "none" if value is None else str(value)) for own in group for key, value in own.items()]
+        for key, values in grouped(pairs, lambda pair: pair[0]).items():
+            counts = Counter(value for _, value in values)
+            if len(counts) > 1:
+                found.setdefault(key, Counter()).update(counts)
     return found
 
 
@@ -102,17 +98,16 @@ def find_short(runs: Sequence[tuple[str, Run]]) -> list[Short]:
     Not judged: runs that solved the task, that gave up, that learned nothing (the page counts them elsewhere), or whose
     record lacks epochs.
     """
-    found: dict[str, Short] = {}
+    counts: dict[str, Counter[str]] = {}
     for model, run in runs:
-        so_far = found.get(model, Short(model, 0, 0, 0, 0))
         curve, solved = run.accuracies, run.settings["train"].get("stop_above", 1.0)
         whole = len(curve) > 1 and not run.gave_up and not run.lacks_epochs
         judged = whole and has_learned(run) and max(curve) < min(solved, SOLVED)
         improving = judged and is_improving(curve)
         late = judged and left_plateau_late(curve, min(curve) if run.chance is None else run.chance)
-        counts = (improving, late, improving or late)
-        found[model] = Short(model, so_far.runs + 1, *(a + b for a, b in zip(so_far[2:], counts, strict=True)))
-    return [short for short in found.values() if short.either]
+        found = {"runs": 1, "improving": int(improving), "late": int(late), "either": int(improving or late)}
+        counts.setdefault(model, Counter()).update(found)
+    return [Short(model, **found) for model, found in counts.items() if found["either"]]
 
 
 def warn_about_short_training(runs: Sequence[tuple[str, Run]]) -> str | None:

@@ -28,7 +28,7 @@ from rebased.report.tables import plus_minus
 
 ACCURACY = (-0.03, 1.03)
 PLACES = 16  # of a learning curve
-SLICES = {
+SLICES: dict[Literal["by_pairs", "by_length"], tuple[str, str, str, str]] = {
     "by_pairs": ("kv_pairs", "pairs", "key-value pairs", "most in training"),
     "by_length": ("seq_len", "T =", "tokens T", "longest in training"),
 }

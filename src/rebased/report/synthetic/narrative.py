@@ -6,17 +6,16 @@ from math import isnan
 from statistics import fmean
 
 from rebased.analysis.paired import SIGNIFICANT, equals
-from rebased.config import plural
-from rebased.report.comparisons import notes_on_tests, sentence
+from rebased.config import grouped, plural
+from rebased.report.comparisons import notes_on_tests
 from rebased.report.prose import warn_about_code, warn_about_open_runs
 from rebased.report.reference_values import MARGIN, agreement
-from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
+from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned, order_of
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import (
     Confounds,
     execution_confounds,
-    find_short,
     training_confounds,
     warn_about_short_training,
 )
@@ -45,7 +44,7 @@ def lead(runs: Sequence[Run], results: Results) -> str:
 def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
     """The main results: one ranking per task, one verdict per family, and how many cells agree with others. Before
     them stands a warning about runs that ended too early."""
-    if short := warn_about_short_training(chosen_runs(results, results.tasks)):
+    if short := warn_about_short_training(chosen_runs(results)):
         yield short
     for task in results.tasks:
         yield ranking(results, task) if results.learned(task) else nobody_learned(results, task)
@@ -73,18 +72,11 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
         )
 
 
-def chosen_runs(results: Results, tasks: Sequence[str]) -> list[tuple[str, Run]]:
-    """The runs that accuracies on these tasks are of, each with the name of its model. A task that no model learned
-    has none: it is not ranked."""
-    cells = [cell for task in tasks if results.learned(task) for cell in results.of_task(task)]
+def chosen_runs(results: Results) -> list[tuple[str, Run]]:
+    """The runs that accuracies are of, each with the name of its model. A task that no model learned has none: it is
+    not ranked."""
+    cells = [cell for cell in results.cells if results.learned(cell.task)]
     return [(str(cell.model), run) for cell in cells for run in cell.chosen.values()]
-
-
-def short_note(results: Results, task: str) -> str | None:
-    """A note for the table of a task: which models' runs ended too early; None if there are none."""
-    found = find_short(chosen_runs(results, [task]))
-    counts = ", ".join(f"{short.model} {short.either} of {short.runs} runs" for short in found)
-    return f"Perhaps trained too short, see the summary: {counts}." if found else None
 
 
 def ranking(results: Results, task: str) -> str:
@@ -116,16 +108,14 @@ def nobody_learned(results: Results, task: str) -> str:
     )
 
 
-def some_did_not_learn(results: Results) -> str | None:
-    """How many runs did not learn a task that others learned, by model; None if all learned it."""
-    runs: dict[str, list[Run]] = {}
-    for model in results.models:
-        for cell in results.cells:
-            if cell.model == model and results.learned(cell.task):
-                runs.setdefault(str(model), []).extend(cell.all_runs)
+def some_did_not_learn(results: Results) -> str:
+    """How many runs did not learn a task that others learned, by model; "" if all learned it."""
+    learned = [cell for cell in results.cells if results.learned(cell.task)]
+    by_model = grouped(sorted(learned, key=lambda cell: order_of(cell.model)), lambda cell: str(cell.model))
+    runs = {model: [run for cell in cells for run in cell.all_runs] for model, cells in by_model.items()}
     counts = {model: sum(not has_learned(run) for run in some) for model, some in runs.items()}
     if not any(counts.values()):
-        return None
+        return ""
     order = sorted(counts, key=lambda model: counts[model] / len(runs[model]), reverse=True)
     listed = ", ".join(f"{model} {counts[model]} of {len(runs[model])}" for model in order)
     return (
@@ -171,15 +161,9 @@ def decided(family: Family) -> str:
 def splits_of(family: Family) -> str:
     """The data that models were compared on."""
     splits = {contrast.split for contrast in family.contrasts}
-    named = {"held out": "on held-out data", "test": "on the test split"}
-    return named[splits.pop()] if len(splits) == 1 else "on held-out data where both models have them"
-
-
-def sentences(family: Family) -> Iterator[str]:
-    """One sentence per comparison."""
-    several = len({contrast.task for contrast in family.contrasts}) > 1
-    for contrast in family.contrasts:
-        yield sentence(contrast, f"{contrast.task}, {contrast.at}" if several else contrast.at)
+    if len(splits) > 1:
+        return "on held-out data where both models have them"
+    return "on the test split" if "test" in splits else "on held-out data"
 
 
 def notes_on_table(family: Family) -> Iterator[str]:
@@ -221,22 +205,22 @@ def heads_verdict(places: HeadsByPlace) -> str:
     )
 
 
-def without_state(results: Results) -> str | None:
-    """Which models the figure of state sizes leaves out, and why; None if it has all."""
+def without_state(results: Results) -> str:
+    """Which models the figure of state sizes leaves out, and why; "" if it has all."""
     sizeless = dict.fromkeys(str(cell.model) for cell in results.cells if cell.state_bytes is None)
     if not sizeless:
-        return None
+        return ""
     return (
         f"Not shown: {', '.join(sizeless)}. The size of a state is known for mixers that can generate (extend), and "
         "for mixers of your own if rebased report imports them (--import)."
     )
 
 
-def reference_note(results: Results, task: str) -> str | None:
-    """Where the reference values of a task are from, and in which settings the runs differ; None without values."""
+def reference_note(results: Results, task: str) -> str:
+    """Where the reference values of a task are from, and in which settings the runs differ; "" without values."""
     cells = [cell.reference for cell in results.of_task(task) if cell.reference_value]
     if not cells:
-        return None
+        return ""
     name = results.known.name
     differ = list(dict.fromkeys(text for cell in cells for text in cell.differences))
     how = f"These runs differ from the {name}'s: {'; '.join(differ)}." if differ else f"Settings are the {name}'s."
@@ -246,11 +230,11 @@ def reference_note(results: Results, task: str) -> str | None:
 
 def list_values(confounds: Confounds) -> str:
     """'precision fp32 (12 runs), bf16 (6 runs); epochs ...'"""
-    parts = []
-    for key, values in confounds.items():
-        counts = (f"{value} ({plural(count, 'run')})" for value, count in values.most_common())
-        parts.append(f"{key} {', '.join(counts)}")
-    return "; ".join(parts)
+    counts = {
+        key: ", ".join(f"{value} ({plural(count, 'run')})" for value, count in values.most_common())
+        for key, values in confounds.items()
+    }
+    return "; ".join(f"{key} {listed}" for key, listed in counts.items())
 
 
 def warnings(found: Collection, results: Results) -> Iterator[str]:
@@ -274,11 +258,7 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
     yield from warn_about_open_runs([run for run in found.runs if run.status not in COUNTED], found)
     yield from warn_about_diverged(found.runs)
     yield from describe_given_up(found.runs)
-    uneven = sum(rule_of(cell) == UNEVEN for cell in results.cells)
-    if uneven:
-        yield (
-            f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others. They could not be chosen."
-        )
-    single = sum(cell.test.n == 1 for cell in results.cells)
-    if single:
+    if uneven := sum(rule_of(cell) == UNEVEN for cell in results.cells):
+        yield f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others. They could not be chosen."
+    if single := sum(cell.test.n == 1 for cell in results.cells):
         yield f"{plural(single, 'cell')} of {len(results.cells)} with one seed only: no spread, no test."

@@ -86,16 +86,12 @@ def curves(cell: Cell) -> dict[str, list[Curve]]:
     """By parameter of the last layer that has some: one curve for each chosen run, from before its first step."""
     found: dict[str, list[Curve]] = {}
     for run in cell.chosen.values():
-        by_key: dict[str, Curve] = {}
-        for line in run.epochs:
-            for key, entry in last_layer(line).items():
-                if key in NAMES and entry["mean"] is not None and entry["sd"] is not None:
-                    curve = by_key.setdefault(key, Curve(run, [0], [BEFORE[key.split(".")[1]]], [0.0]))
-                    curve.epochs.append(line["epoch"])
-                    curve.means.append(entry["mean"])
-                    curve.sds.append(entry["sd"])
-        for key, curve in by_key.items():
-            found.setdefault(key, []).append(curve)
+        entries = [(line["epoch"], key, entry) for line in run.epochs for key, entry in last_layer(line).items()]
+        for key in dict.fromkeys(key for _, key, _ in entries if key in NAMES):
+            own = [(epoch, entry["mean"], entry["sd"]) for epoch, name, entry in entries if name == key]
+            points = [(0, BEFORE[key.split(".")[1]], 0.0), *(point for point in own if None not in point)]
+            if len(points) > 1:
+                found.setdefault(key, []).append(Curve(run, *map(list, zip(*points, strict=True))))
     return found
 
 
