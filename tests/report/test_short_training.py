@@ -6,7 +6,7 @@ import pytest
 
 from fake_records import fake_run
 from rebased.report.report import Report
-from rebased.report.synthetic.confounds import find_short, is_improving, left_plateau_late
+from rebased.report.synthetic.confounds import is_improving, left_plateau_late, warn_about_short_training
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
@@ -29,12 +29,15 @@ def run(model: str, curve: list[float], **more: Any) -> Run:
 
 
 def test_solved_tasks_and_gaps_are_not_judged() -> None:
-    assert find_short([("a", run("rebased", SOLVED)), ("b", run("rebased", FLAT))]) == []
+    assert warn_about_short_training([("a", run("rebased", SOLVED)), ("b", run("rebased", FLAT))]) is None
     torn = run("rebased", RISING)
     del torn.lines[2]
-    assert find_short([("a", torn)]) == []
-    found = find_short([("a", run("rebased", RISING)), ("a", run("rebased", FLAT, seed=43))])
-    assert [tuple(short) for short in found] == [("a", 2, 1, 1, 1)]
+    assert warn_about_short_training([("a", torn)]) is None
+    said = warn_about_short_training([("a", run("rebased", RISING)), ("a", run("rebased", FLAT, seed=43))])
+    assert said is not None
+    assert said.startswith("Perhaps trained too short: 1 of 2 runs. 1 still improved")
+    assert ", 1 left the plateau late" in said
+    assert said.endswith("By model: a 1 of 2.")
 
 
 def test_the_page_begins_with_it() -> None:

@@ -2,18 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from rebased.analysis.paired import RECALL, Verbs, in_words, wilcoxon_limit
+from rebased.analysis.paired import RECALL, Comparison, Verbs, in_words, wilcoxon_limit
 from rebased.config import plural
 from rebased.report.page import finite
 from rebased.report.tables import number, p_text
-
-if TYPE_CHECKING:
-    from rebased.report.lm.models import Difference
-    from rebased.report.synthetic.comparisons import Contrast
-
-    AnyContrast = Contrast | Difference
 
 # Columns of a table of comparisons. p* is p after Holm's correction.
 TESTS = (
@@ -24,7 +18,38 @@ PAIRS = ("pairs", "unpaired runs", "code")
 BRIEF = (*TESTS[:4], PAIRS[0])
 
 
-def result_cells(contrast: "AnyContrast", form: str = ".3f") -> tuple[str, ...]:
+class Contrast(NamedTuple):
+    """A comparison of two models on one synthetic task, at one width or over several."""
+
+    task: str
+    widths: tuple[int, ...]
+    reference: str
+    other: str
+    split: str  # of the accuracies: "test" or "held out"
+    same_code: bool  # otherwise the code may cause the difference
+    found: Comparison  # of reference - other
+    selected_p: float  # Holm p if rates are chosen on the tested seeds themselves
+
+    @property
+    def at(self) -> str:
+        """The widths in words, such as "D = 24, 32"."""
+        return f"D = {', '.join(map(str, self.widths))}"
+
+
+class Difference(NamedTuple):
+    """The difference in perplexity between two models on one part of the tokens."""
+
+    reference: str
+    other: str
+    part: str  # a key of PARTS in lm/models.py
+    same_code: bool  # otherwise the code may cause the difference
+    found: Comparison  # of reference - other: a negative mean favours the reference
+
+
+AnyContrast = Contrast | Difference
+
+
+def result_cells(contrast: AnyContrast, form: str = ".3f") -> tuple[str, ...]:
     """The cells of the columns TESTS; `form` is the format of differences."""
     found, spread = contrast.found, contrast.found.difference
     return (
@@ -38,19 +63,19 @@ def result_cells(contrast: "AnyContrast", form: str = ".3f") -> tuple[str, ...]:
     )
 
 
-def pair_cells(contrast: "AnyContrast") -> tuple[str, ...]:
+def pair_cells(contrast: AnyContrast) -> tuple[str, ...]:
     """The cells of the columns PAIRS."""
     counts = (contrast.found.difference.n, contrast.found.unpaired)
     return (*(number(count, "d") for count in counts), "same" if contrast.same_code else "differs")
 
 
-def sentence(contrast: "AnyContrast", where: str, verbs: Verbs = RECALL) -> str:
+def sentence(contrast: AnyContrast, where: str, verbs: Verbs = RECALL) -> str:
     """The result of a comparison, after where it was made."""
     code = "" if contrast.same_code else " Their runs were made with different versions of the code."
     return f"{where}: {in_words(contrast.reference, contrast.other, contrast.found, verbs)}{code}"
 
 
-def notes_on_tests(contrasts: Sequence["AnyContrast"]) -> Iterator[str]:
+def notes_on_tests(contrasts: Sequence[AnyContrast]) -> Iterator[str]:
     """How to read the table of comparisons, and what Wilcoxon's test cannot show with as few pairs as some have."""
     tested = sum(not isnan(one.found.t_p) for one in contrasts)
     yield (
@@ -64,6 +89,6 @@ def notes_on_tests(contrasts: Sequence["AnyContrast"]) -> Iterator[str]:
     yield from filter(None, limits)
 
 
-def as_record(contrast: "AnyContrast") -> dict[str, Any]:
+def as_record(contrast: AnyContrast) -> dict[str, Any]:
     """A comparison as JSON data."""
     return finite({**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()})

@@ -99,6 +99,11 @@ def draw_band(
     axes.fill_between(at, lows, highs, color=look["color"], alpha=0.15, lw=0)
 
 
+def thinned(n: int, places: int) -> range:
+    """At most so many of the numbers below n, evenly spaced, the last one among them."""
+    return range(n - 1, -1, -max(1, ceil(n / places)))[::-1]
+
+
 def draw_chance(axes: Axes, chance: float | None) -> None:
     """A dotted line at the accuracy of guessing, named in the legend; nothing where that is not known."""
     if chance is not None:

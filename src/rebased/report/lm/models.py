@@ -8,8 +8,9 @@ from pathlib import PurePath
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rebased.analysis.paired import Comparison, compare_all
+from rebased.analysis.paired import compare_all
 from rebased.config import grouped
+from rebased.report.comparisons import Difference
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
@@ -263,16 +264,6 @@ def perplexity_by_distance(run: Run, split: str) -> dict[Distance, float]:
     if not is_by_distance(found):
         return {}
     return {Distance(at["nearest"], at["farthest"], at["tokens"]): at["perplexity"] for at in found}
-
-
-class Difference(NamedTuple):
-    """The difference in perplexity between two models on one part of the tokens."""
-
-    reference: str
-    other: str
-    part: str  # a key of PARTS
-    same_code: bool  # otherwise the code may cause the difference
-    found: Comparison  # of reference - other: a negative mean favours the reference
 
 
 def choose_reference(models: Mapping[str, Sized], wanted: str | None) -> str:

@@ -5,15 +5,8 @@ from statistics import fmean
 
 from rebased.analysis.paired import Verbs
 from rebased.config import plural
-from rebased.report.comparisons import sentence
-from rebased.report.lm.models import (
-    Difference,
-    LanguageModels,
-    is_finished,
-    measured,
-    steps,
-    training_differences,
-)
+from rebased.report.comparisons import Difference, sentence
+from rebased.report.lm.models import LanguageModels, is_finished, measured, steps, training_differences
 from rebased.report.prose import shortened, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
 

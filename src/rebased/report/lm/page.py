@@ -6,17 +6,10 @@ from html import escape
 from typing import Any
 
 from rebased.config import plural
-from rebased.report.comparisons import as_record, notes_on_tests
+from rebased.report.comparisons import Difference, as_record, notes_on_tests
 from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
-from rebased.report.lm.models import (
-    Difference,
-    LanguageModels,
-    compare_models,
-    curve,
-    group_language_models,
-    kind_in,
-)
+from rebased.report.lm.models import LanguageModels, compare_models, curve, group_language_models, kind_in
 from rebased.report.page import Section, commands, details, figure, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table

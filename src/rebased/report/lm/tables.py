@@ -6,8 +6,8 @@ from math import isnan
 from statistics import fmean, median
 
 from rebased.analysis.spread import describe, student_interval
-from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
-from rebased.report.lm.models import PARTS, SPLITS, Difference, LanguageModels, measured, steps
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, Difference, pair_cells, result_cells
+from rebased.report.lm.models import PARTS, SPLITS, LanguageModels, measured, steps
 from rebased.report.reference_values import Measure
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run

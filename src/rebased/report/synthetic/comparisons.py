@@ -5,28 +5,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis.paired import Comparison, compare_all
+from rebased.analysis.paired import compare_all
 from rebased.config import did_you_mean
+from rebased.report.comparisons import Contrast
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.runs.run_names import ModelName
-
-
-class Contrast(NamedTuple):
-    """A comparison of two models on one task, at one width or over several."""
-
-    task: str
-    widths: tuple[int, ...]
-    reference: str
-    other: str
-    split: str  # of the accuracies: "test" or "held out"
-    same_code: bool  # otherwise the code may cause the difference
-    found: Comparison  # of reference - other
-    selected_p: float  # Holm p if rates are chosen on the tested seeds themselves
-
-    @property
-    def at(self) -> str:
-        """The widths in words, such as "D = 24, 32"."""
-        return f"D = {', '.join(map(str, self.widths))}"
 
 
 class Family(NamedTuple):

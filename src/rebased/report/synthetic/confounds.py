@@ -5,7 +5,7 @@ And runs that ended before they had learned what they can, told from their learn
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rebased.config import grouped, plural
 from rebased.report.synthetic.cells import Results, has_learned
@@ -70,16 +70,6 @@ RISE = 0.02
 SOLVED = 0.99  # a run above this accuracy has nothing left to learn
 
 
-class Short(NamedTuple):
-    """How many of a model's runs ended too early."""
-
-    model: str
-    runs: int
-    improving: int  # the best test accuracy rose by more than RISE in the last quarter of the epochs
-    late: int  # half of the way from guessing to the best accuracy was reached in the second half of the epochs
-    either: int
-
-
 def is_improving(curve: Sequence[float]) -> bool:
     """True if the best value of the last quarter of a learning curve is more than RISE above the best before it."""
     last = max(1, len(curve) // 4)
@@ -92,33 +82,28 @@ def left_plateau_late(curve: Sequence[float], guessing: float) -> bool:
     return 2 * next(i for i, value in enumerate(curve) if value >= half) >= len(curve)
 
 
-def find_short(runs: Sequence[tuple[str, Run]]) -> list[Short]:
-    """Count, for each model, the runs that ended too early; models without any are left out.
-
-    Not judged: runs that solved the task, that gave up, that learned nothing (the page counts them elsewhere), or whose
-    record lacks epochs.
-    """
-    counts: dict[str, Counter[str]] = {}
-    for model, run in runs:
-        curve, solved = run.accuracies, run.settings["train"].get("stop_above", 1.0)
-        whole = len(curve) > 1 and not run.gave_up and not run.lacks_epochs
-        judged = whole and has_learned(run) and max(curve) < min(solved, SOLVED)
-        improving = judged and is_improving(curve)
-        late = judged and left_plateau_late(curve, min(curve) if run.chance is None else run.chance)
-        found = {"runs": 1, "improving": int(improving), "late": int(late), "either": int(improving or late)}
-        counts.setdefault(model, Counter()).update(found)
-    return [Short(model, **found) for model, found in counts.items() if found["either"]]
+def signs_of_short_training(run: Run) -> tuple[bool, bool]:
+    """(whether it still improved at the end, whether it left the plateau late). Both are False of runs that solved the
+    task, gave up or learned nothing (the page counts them elsewhere), and where the record lacks epochs."""
+    curve, solved = run.accuracies, min(run.settings["train"].get("stop_above", 1.0), SOLVED)
+    whole = len(curve) > 1 and not run.gave_up and not run.lacks_epochs
+    if not whole or not has_learned(run) or max(curve) >= solved:
+        return False, False
+    return is_improving(curve), left_plateau_late(curve, min(curve) if run.chance is None else run.chance)
 
 
 def warn_about_short_training(runs: Sequence[tuple[str, Run]]) -> str | None:
     """A sentence about runs, each with the name of its model, that ended too early; None if there is none."""
-    found = find_short(runs)
-    if not found:
+    signs = [(model, *signs_of_short_training(run)) for model, run in runs]
+    short = Counter(model for model, improving, late in signs if improving or late)
+    if not short:
         return None
-    improving, late, either = (sum(getattr(short, name) for short in found) for name in ("improving", "late", "either"))
+    trained = Counter(model for model, _ in runs)
+    by_model = [f"{model} {short[model]} of {n}" for model, n in trained.items() if short[model]]
     return (
-        f"Perhaps trained too short: {either} of {plural(len(runs), 'run')}. {improving} still improved at the end (by "
-        f"more than {RISE:g} in the last quarter of the epochs), {late} left the plateau late (halfway to their best "
-        f"accuracy in the second half). More epochs (train.epochs) may change the order of the models. By model: "
-        f"{', '.join(f'{short.model} {short.either} of {short.runs}' for short in found)}."
+        f"Perhaps trained too short: {short.total()} of {plural(len(runs), 'run')}. "
+        f"{sum(improving for _, improving, _ in signs)} still improved at the end (by more than {RISE:g} in the last "
+        f"quarter of the epochs), {sum(late for *_, late in signs)} left the plateau late (halfway to their best "
+        "accuracy in the second half). More epochs (train.epochs) may change the order of the models. By model: "
+        f"{', '.join(by_model)}."
     )

@@ -21,6 +21,7 @@ from rebased.report.drawing import (
     hover,
     named_looks,
     powers_of_two,
+    thinned,
 )
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
@@ -112,12 +113,11 @@ def mean_curves(results: Results) -> Panels:
     def draw(cells: Sequence[Cell], axes: Axes) -> None:
         for cell in cells:
             curves = [run.accuracies for run in cell.chosen.values() if run.epochs]
-            longest, name = max(map(len, curves), default=0), line_name(results, cell)
-            kept = range(longest, 0, -max(1, ceil(longest / PLACES)))[::-1]  # epochs, from the last one back
-            values = [[curve[min(epoch, len(curve)) - 1] for curve in curves] for epoch in kept]  # the last one stays
             if curves:
-                texts = [f"{name}, epoch {epoch}" for epoch in kept]
-                draw_band(axes, kept, values, texts, **styles[name] | {"lw": 1.5, "label": name})
+                kept, name = thinned(max(map(len, curves)), PLACES), line_name(results, cell)
+                values = [[curve[min(i, len(curve) - 1)] for curve in curves] for i in kept]  # its last value stays
+                at, texts = [i + 1 for i in kept], [f"{name}, epoch {i + 1}" for i in kept]
+                draw_band(axes, at, values, texts, **styles[name] | {"lw": 1.5, "label": name})
         draw_chance(axes, cells[0].any_run.chance)
         axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

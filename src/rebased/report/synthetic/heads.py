@@ -1,12 +1,11 @@
 """Accuracy by number of heads, and which number gives the reference values: papers often do not state it."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from rebased.analysis.spread import Spread
 from rebased.config import grouped
-from rebased.report.reference_values import ReferenceValue, agreement
+from rebased.report.reference_values import ReferenceValue
 from rebased.report.synthetic.cells import Cell, Results, order_of
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
@@ -35,31 +34,13 @@ def name_of_values(places: HeadsByPlace) -> str:
     return next(cell.known.name for cells in places.values() for _, cell in cells)
 
 
-class Nearness(NamedTuple):
-    """How near results with one number of heads are to the reference values."""
-
-    distances: Sequence[float]  # |mean - reference value| per cell; the same cells for every number of heads
-    agree: int  # cells that agree with the reference value
-
-    @property
-    def distance(self) -> float:
-        """The mean distance over cells."""
-        return fmean(self.distances)
-
-
-def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
-    """By number of heads, over the cells that were run with every number."""
+def beside_values(places: HeadsByPlace) -> dict[int, list[tuple[Spread, ReferenceValue]]]:
+    """By number of heads: our accuracy and the reference value of the models that were run with every number."""
     numbers = sorted({heads for cells in places.values() for heads, _ in cells})
-    compared: dict[int, list[tuple[Spread, ReferenceValue]]] = {}
+    found: dict[int, list[tuple[Spread, ReferenceValue]]] = {}
     for cells in places.values():
         for alike in grouped(cells, lambda pair: pair[1].model.kind).values():
             known = {heads: (cell.test, value) for heads, cell in alike if (value := cell.reference_value)}
             for heads in numbers if len(known) == len(numbers) else ():
-                compared.setdefault(heads, []).append(known[heads])
-    return {
-        heads: Nearness(
-            [abs(ours.mean - theirs.mean) for ours, theirs in pairs],
-            sum(agreement(*pair) == "agrees" for pair in pairs),
-        )
-        for heads, pairs in compared.items()
-    }
+                found.setdefault(heads, []).append(known[heads])
+    return found

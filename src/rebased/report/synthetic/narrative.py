@@ -19,7 +19,7 @@ from rebased.report.synthetic.confounds import (
     training_confounds,
     warn_about_short_training,
 )
-from rebased.report.synthetic.heads import HeadsByPlace, name_of_values, nearness
+from rebased.report.synthetic.heads import HeadsByPlace, beside_values, name_of_values
 from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -188,15 +188,17 @@ def notes_on_table(family: Family) -> Iterator[str]:
 
 def heads_verdict(places: HeadsByPlace) -> str:
     """The number of heads whose accuracies are nearest to the reference values; empty if there are none at all."""
-    name, near = name_of_values(places), nearness(places)
+    name, found = name_of_values(places), beside_values(places)
     if not name:
         return ""
-    if not near:
+    if not found:
         return f"The {name} has no value for any model that was run with every number of heads."
-    nearest = min(near, key=lambda heads: near[heads].distance)
+    distances = {heads: fmean(abs(a.mean - b.mean) for a, b in pairs) for heads, pairs in found.items()}
+    nearest = min(distances, key=lambda heads: distances[heads])
+    agree = {heads: [agreement(*pair) == "agrees" for pair in pairs] for heads, pairs in found.items()}
     listed = "; ".join(
-        f"{plural(heads, 'head')} {one.distance:.3f}, {one.agree} of {len(one.distances)}"
-        for heads, one in near.items()
+        f"{plural(heads, 'head')} {distance:.3f}, {sum(agree[heads])} of {len(agree[heads])}"
+        for heads, distance in distances.items()
     )
     return (
         f"Nearest to the {name} on average: {plural(nearest, 'head')}. Mean distance from the {name}'s values, and "

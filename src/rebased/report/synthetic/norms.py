@@ -6,7 +6,7 @@ from math import ceil, nan, prod
 from typing import Any, NamedTuple
 
 from rebased.config import grouped
-from rebased.report.drawing import INK, Axes, MaxNLocator, Panels, draw_panels, look_of
+from rebased.report.drawing import INK, Axes, MaxNLocator, Panels, draw_panels, look_of, thinned
 from rebased.report.reference_values import Measure
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.runs.finished import Run
@@ -71,7 +71,7 @@ def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
 def draw_curves(axes: Axes, found: Sequence[Curve], look: Mapping[str, Any], task: str, decays: bool) -> None:
     """The lines of one task, and what weight decay alone leaves in the longest run if the parameter `decays`."""
     for curve in found:
-        kept = sorted(range(len(curve.epochs) - 1, -1, -ceil(len(curve.epochs) / POINTS)))  # from the last epoch back
+        kept = thinned(len(curve.epochs), POINTS)
         epochs, means, sds = ([values[i] for i in kept] for values in curve[1:])
         axes.plot(epochs, means, **{**look, "lw": 1.5}, label=task)
         low, high = ([mean + sign * sd for mean, sd in zip(means, sds, strict=True)] for sign in (-1, 1))

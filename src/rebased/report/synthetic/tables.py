@@ -6,9 +6,8 @@ from statistics import fmean
 
 from rebased.analysis.selection import expected_validation_performance
 from rebased.config import grouped
-from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, Contrast, pair_cells, result_cells
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
-from rebased.report.synthetic.comparisons import Contrast
 from rebased.report.synthetic.heads import HeadsByPlace, name_of_values
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
