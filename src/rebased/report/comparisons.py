@@ -91,4 +91,5 @@ def notes_on_tests(contrasts: Sequence[AnyContrast]) -> Iterator[str]:
 
 def as_record(contrast: AnyContrast) -> dict[str, Any]:
     """A comparison as JSON data."""
-    return finite({**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()})
+    record = {**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()}
+    return finite({key: value for key, value in record.items() if key not in ("found", "difference")})

@@ -156,14 +156,11 @@ def recall_sentence(runs: Sequence[Run], shipped: Sequence[Run] = ()) -> str:
     """
     judged = shipped or runs
     pairs, found, groups = most_pairs(judged), verdicts(judged), labelled(judged)
-    parts = []
-    for words, chosen in (
-        ("more than", [one for one in found if one.favours(one.a)]),
-        ("less than", [one for one in found if one.favours(one.b)]),
-        ("undecided against", [one for one in found if not one.is_decided]),
-    ):
-        if chosen:
-            parts.append(f"{words} {listed(f'{one.b} ({recall_of(groups[one.b], pairs):.0%})' for one in chosen)}")
+    outcomes: dict[str, list[str]] = {"more than": [], "less than": [], "undecided against": []}
+    for one in found:
+        words = "more than" if one.favours(one.a) else "less than" if one.is_decided else "undecided against"
+        outcomes[words].append(f"{one.b} ({recall_of(groups[one.b], pairs):.0%})")
+    parts = [f"{words} {listed(others)}" for words, others in outcomes.items() if others]
     reference = found[0].a
     here = f" Your {seeds_of(runs)}: {recall_of(labelled(runs)[reference], pairs):.0%}." if shipped else ""
     seeds, own = seeds_of(judged, "shipped seed" if shipped else "seed"), recall_of(groups[reference], pairs)

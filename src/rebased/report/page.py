@@ -105,9 +105,8 @@ def describe_origin(runs: Sequence[Run]) -> str:
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """A dict for JSON: None instead of nan and infinity, without the nested `found` and `difference`."""
-    leaves = {key: value for key, value in values.items() if key not in ("found", "difference")}
-    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in leaves.items()}
+    """A dict for JSON: None instead of nan and infinity."""
+    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in values.items()}
 
 
 def check_replaceable(path: Path) -> None:

@@ -116,6 +116,11 @@ class Board:
         scored = {cell.task for cell in self.cells if cell.scored}
         return [task for task in self.suite.tasks if task in scored] or list(self.suite.tasks)
 
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all cells."""
+        return [run for cell in self.cells for run in cell.runs]
+
     def of(self, mixer: str) -> list[SuiteCell]:
         """The cells of a mixer that have a scored run."""
         return [cell for cell in self.cells if cell.mixer == mixer and cell.scored]

@@ -1,11 +1,10 @@
 """The page of a suite."""
 
 from collections.abc import Mapping
-from math import isnan
 
 from rebased.analysis.paired import SIGNIFICANT
 from rebased.config import plural
-from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, finite, paragraphs
 from rebased.report.suite.board import Board, SuiteCell
 from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
 from rebased.report.suite.filters import by_task, filters
@@ -46,7 +45,6 @@ DATA = (
 def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float], where: str) -> Page:
     """The page. `speeds` are milliseconds per 1,000 tokens of a training step by mixer, measured on `where`."""
     suite = board.suite
-    runs = [run for cell in board.cells for run in cell.runs]
     top = figure(recall_by_bytes(board), BYTES_CAPTION) + bullets(three_sentences(board))
     sections = [Section("", top), Section("Filter", filters(board))]
     effects = effect_table(board)
@@ -73,9 +71,9 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
         Section("Data", DATA),
         Section("How to make this page again", commands([command])),
     ]
-    counts = f"{plural(len(board.mixers), 'mixer')}, {plural(len(runs), 'run')}."
+    counts = f"{plural(len(board.mixers), 'mixer')}, {plural(len(board.runs), 'run')}."
     lead = " ".join(filter(None, [suite.about, counts, board.unfinished]))
-    return Page(f"Recall per byte: {name}", lead, sections, describe_origin(runs), to_json(board))
+    return Page(f"Recall per byte: {name}", lead, sections, describe_origin(board.runs), to_json(board))
 
 
 def to_json(board: Board) -> dict[str, object]:
@@ -99,12 +97,7 @@ def to_json(board: Board) -> dict[str, object]:
         ],
         "effects": {
             task: [
-                {
-                    "factor": one.a,
-                    "difference": one.effect.difference,
-                    "cells": one.cells,
-                    "p": None if isnan(one.p) else one.p,
-                }
+                finite({"factor": one.a, "difference": one.effect.difference, "cells": one.cells, "p": one.p})
                 for one in board.effects(task)
             ]
             for task in board.suite.tasks
@@ -137,17 +130,9 @@ def describe_protocol(board: Board) -> list[str]:
     )
     left_out = [f"{plural(count, 'run')} left out: {reason}." for reason, count in board.left_out.items()]
     waiting = [f"{board.unfinished} The others are shown and not ranked."] if board.unfinished else []
-    runs = [run for cell in board.cells for run in cell.runs]
-    return [
-        *tasks,
-        stages,
-        sizes,
-        f"The protocol has the digest {suite.protocol}. A run of another protocol is never compared with these.",
-        *waiting,
-        *left_out,
-        *warn_about_diverged(runs),
-        *describe_given_up(runs),
-    ]
+    digest = f"The protocol has the digest {suite.protocol}. A run of another protocol is never compared with these."
+    ended = [*warn_about_diverged(board.runs), *describe_given_up(board.runs)]
+    return [*tasks, stages, sizes, digest, *waiting, *left_out, *ended]
 
 
 def show_runs(cell: SuiteCell) -> str:

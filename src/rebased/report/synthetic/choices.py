@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rebased.config import plural
+from rebased.report.prose import shortened
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.tables import task_last
 from rebased.report.tables import Table
@@ -16,7 +17,6 @@ EXPLAINED = {
     UNEVEN: "some rates have fewer seeds than others and could not be chosen",
     ONE: "there is one rate only",
 }
-NAMED = 5  # runs that a sentence names
 
 
 def rule_of(cell: Cell) -> str:
@@ -72,10 +72,9 @@ def describe_given_up(runs: Sequence[Run]) -> Iterator[str]:
         if run.gave_up and isinstance(rule, dict):
             ended.setdefault((str(rule.get("below")), str(rule.get("after_epoch"))), []).append(run)
     for (below, epoch), group in ended.items():
-        names = [f"{run.model} (D = {run.d_model}, lr {run.lr:g}, seed {run.seed})" for run in group[:NAMED]]
-        more = f" and {len(group) - NAMED} more" if len(group) > NAMED else ""
+        names = [f"{run.model} (D = {run.d_model}, lr {run.lr:g}, seed {run.seed})" for run in group]
         yield (
             f"{plural(len(group), 'run')} ended early by a rule that was set before: test accuracy still below "
             f"{below} after epoch {epoch} (train.give_up). Each counts with the best accuracy it had reached; it "
-            f"might have begun to learn later. {', '.join(names)}{more}."
+            f"might have begun to learn later. {shortened(names)}."
         )

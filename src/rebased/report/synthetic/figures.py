@@ -45,10 +45,11 @@ def accuracy_by_width(results: Results) -> Panels:
         aside = dodge([cell.d_model for cell in cells], list(lines))
         for name, line in lines.items():
             widths, colour = [cell.d_model * aside[name] for cell in line], styles[name]["color"]
-            texts = [f"{name}, D = {cell.d_model}: {in_short(cell)}" for cell in line]
-            draw_line(axes, widths, [cell.test.mean for cell in line], texts, **styles[name], marker="o", label=name)
+            means = [cell.test.mean for cell in line]
+            axes.plot(widths, means, **styles[name], marker="o", label=name)
             bars(axes, widths, line, colour)
             mark_reference(axes, list(zip(widths, line, strict=True)), colour)
+            hover(axes, widths, means, [f"{name}, D = {cell.d_model}: {in_short(cell)}" for cell in line])
         draw_chance(axes, cells[0].any_run.chance)
         if any(cell.reference_value for cell in cells):
             axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label=results.known.name)

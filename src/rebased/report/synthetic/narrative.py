@@ -1,7 +1,7 @@
 """Sentences about runs on synthetic tasks: results, and what to know before believing them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from math import isnan
 from statistics import fmean
 
@@ -30,15 +30,9 @@ NAMED = 8  # models that a sentence names; the tables have all
 
 def lead(runs: Sequence[Run], results: Results) -> str:
     """'16 runs, 2 models, 1 task, ...'"""
-    counts = {
-        "run": len(runs),
-        "model": len(results.models),
-        "task": len(results.tasks),
-        "width": len(results.widths),
-        "learning rate": len({run.lr for run in runs}),
-        "seed": len({run.seed for run in runs}),
-    }
-    return ", ".join(plural(count, noun) for noun, count in counts.items()) + "."
+    counts: dict[str, Sized] = {"run": runs, "model": results.models, "task": results.tasks, "width": results.widths}
+    counts |= {"learning rate": {run.lr for run in runs}, "seed": {run.seed for run in runs}}
+    return ", ".join(plural(len(some), noun) for noun, some in counts.items()) + "."
 
 
 def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
@@ -81,14 +75,12 @@ def chosen_runs(results: Results) -> list[tuple[str, Run]]:
 
 def ranking(results: Results, task: str) -> str:
     """The models of a task by mean accuracy, over the widths that all of them have."""
-    cells = results.of_task(task)
-    models = [model for model in results.models if any(cell.model == model for cell in cells)]
-    widths = [d for d in results.widths if all(results.find(task, model, d) for model in models)]
+    models = grouped(results.of_task(task), lambda cell: cell.model)
+    widths = sorted(set.intersection(*({cell.d_model for cell in cells} for cells in models.values())))
     if not widths:
         return f"{task}: there is no width at which all {plural(len(models), 'model')} were run."
     means = {
-        model: fmean(cell.test.mean for cell in cells if cell.model == model and cell.d_model in widths)
-        for model in models
+        model: fmean(cell.test.mean for cell in cells if cell.d_model in widths) for model, cells in models.items()
     }
     order = sorted(means, key=lambda model: means[model], reverse=True)
     named = ", ".join(f"{model} {means[model]:.3f}" for model in order[:NAMED])
@@ -129,8 +121,8 @@ def some_did_not_learn(results: Results) -> str:
 def verdict(family: Family) -> str:
     """How many comparisons of a family the reference wins, loses, or leaves undecided."""
     found = [contrast.found for contrast in family.contrasts]
-    ahead = sum(one.t_holm < SIGNIFICANT and one.difference.mean > 0 for one in found)
-    behind = sum(one.t_holm < SIGNIFICANT and one.difference.mean < 0 for one in found)
+    clear = [one.difference.mean for one in found if one.t_holm < SIGNIFICANT]
+    ahead, behind = sum(mean > 0 for mean in clear), sum(mean < 0 for mean in clear)
     untested = sum(isnan(one.t_holm) for one in found)
     if untested == len(found):
         return f"{family.title}: {plural(untested, 'comparison')}, none of them tested ({UNTESTED})."
@@ -144,15 +136,13 @@ def verdict(family: Family) -> str:
 
 def decided(family: Family) -> str:
     """The decided comparisons of a family, those with the smallest p first; empty if there is none."""
-    clear = sorted(
-        (contrast for contrast in family.contrasts if contrast.found.t_holm < SIGNIFICANT),
-        key=lambda contrast: contrast.found.t_holm,
-    )
+    clear = [contrast for contrast in family.contrasts if contrast.found.t_holm < SIGNIFICANT]
+    clear.sort(key=lambda contrast: contrast.found.t_holm)
     several = len({contrast.task for contrast in family.contrasts}) > 1
     listed = [
-        f"{difference_of(contrast.reference, contrast.other)} {contrast.found.difference.mean:+.3f} "
-        f"({f'{contrast.task}, ' if several else ''}{contrast.at}, p {equals(contrast.found.t_holm)})"
-        for contrast in clear[:NAMED]
+        f"{difference_of(one.reference, one.other)} {one.found.difference.mean:+.3f} "
+        f"({f'{one.task}, ' if several else ''}{one.at}, p {equals(one.found.t_holm)})"
+        for one in clear[:NAMED]
     ]
     more = f" and {len(clear) - NAMED} more" if len(clear) > NAMED else ""
     return f"Decided: {'; '.join(listed)}{more}. " if listed else ""
@@ -209,12 +199,12 @@ def heads_verdict(places: HeadsByPlace) -> str:
 
 def without_state(results: Results) -> str:
     """Which models the figure of state sizes leaves out, and why; "" if it has all."""
-    sizeless = dict.fromkeys(str(cell.model) for cell in results.cells if cell.state_bytes is None)
+    sizeless = ", ".join(dict.fromkeys(str(cell.model) for cell in results.cells if cell.state_bytes is None))
     if not sizeless:
         return ""
     return (
-        f"Not shown: {', '.join(sizeless)}. The size of a state is known for mixers that can generate (extend), and "
-        "for mixers of your own if rebased report imports them (--import)."
+        f"Not shown: {sizeless}. The size of a state is known for mixers that can generate (extend), and for mixers of "
+        "your own if rebased report imports them (--import)."
     )
 
 

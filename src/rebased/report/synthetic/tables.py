@@ -43,7 +43,18 @@ def results_table(results: Results) -> Table:
         *("held out", "held out sd", "diverged", "parameters", "state bytes", *named),
     )
     brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", *named)
-    return task_last(Table(head, [_result(cell) for cell in results.cells], brief))
+    rows = [
+        (
+            *(*place_of(cell), number(cell.choice.lr, "g"), number(len(cell.runs), "d"), number(cell.test.n, "d")),
+            *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
+            *(number(getattr(cell.held_out, name, None)) for name in ("mean", "sd")),
+            number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
+            *(number(cell.any_run.parameters, ","), number(cell.state_bytes, ",")),
+            *((reference_cell(cell),) if named else ()),
+        )
+        for cell in results.cells
+    ]
+    return task_last(Table(head, rows, brief))
 
 
 def task_last(table: Table) -> Table:
@@ -52,18 +63,6 @@ def task_last(table: Table) -> Table:
         return table
     head, *rows = ((line[0], *line[2:], line[1]) for line in (table.head, *table.rows))
     return Table(head, rows, tuple(name for name in table.brief or head if name != "task"))
-
-
-def _result(cell: Cell) -> tuple[str, ...]:
-    held_out = cell.held_out
-    return (
-        *(*place_of(cell), number(cell.choice.lr, "g"), number(len(cell.runs), "d"), number(cell.test.n, "d")),
-        *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
-        *(number(value) for value in ((held_out.mean, held_out.sd) if held_out else (None, None))),
-        number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
-        *(number(cell.any_run.parameters, ","), number(cell.state_bytes, ",")),
-        *((reference_cell(cell),) if cell.known.name else ()),
-    )
 
 
 def place_of(cell: Cell) -> tuple[str, str, str]:
