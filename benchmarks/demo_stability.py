@@ -92,8 +92,8 @@ def show(variation: str, runs: Sequence[Run], sets: Sequence[Sequence[int]]) -> 
     said: dict[str, Counter[str]] = {}
     for seeds in sets:
         for one in verdicts([run for run in runs if run.seed in seeds]):
-            way = "ReBased recalls more" if one.difference > 0 else "ReBased recalls less"
-            said.setdefault(one.other, Counter())[way if one.is_decided else "undecided"] += 1
+            way = "ReBased recalls more" if one.effect.difference > 0 else "ReBased recalls less"
+            said.setdefault(one.b, Counter())[way if one.is_decided else "undecided"] += 1
     print(f"conclusions of {len(sets)} sets of seeds:")
     for other, counts in said.items():
         stable = "STABLE" if len(counts) == 1 and "undecided" not in counts else "NOT STABLE"

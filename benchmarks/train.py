@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.machine import machine
 
-from rebased.analysis.intervals import t_interval
+from rebased.analysis.spread import student_interval
 from rebased.models import LanguageModel, preset
 from rebased.models.presets import mqar_preset_names
 from rebased.ops import linear_cross_entropy
@@ -381,7 +381,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     outcome = {}
     for precision, values in by_precision.items():
         if len(values) > 1:
-            outcome[precision] = {"mean_difference": statistics.mean(values), "interval": list(t_interval(values))}
+            outcome[precision] = {
+                "mean_difference": statistics.mean(values),
+                "interval": list(student_interval(values)),
+            }
     return outcome
 
 

@@ -5,7 +5,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from rebased.analysis.intervals import bootstrap_means, t_interval, wilson
+from rebased.analysis.intervals import bootstrap_means, wilson
+from rebased.analysis.spread import student_interval
 
 
 @pytest.mark.parametrize(("correct", "asked"), [(0, 1), (0, 7), (3, 7), (7, 7), (499, 1000), (1, 10_000)])
@@ -27,9 +28,10 @@ def test_wilson_of_nothing() -> None:
 
 def test_students_interval() -> None:
     """By hand: the interval of 9, 10, 11 is 10 plus or minus 4.3027 standard errors of 1 / sqrt(3)."""
-    assert t_interval([9.0, 10.0, 11.0]) == pytest.approx((10 - 4.302653 / sqrt(3), 10 + 4.302653 / sqrt(3)))
-    assert t_interval([9.0, 10.0, 11.0], level=0.5) == pytest.approx((10 - 0.816497 / sqrt(3), 10 + 0.816497 / sqrt(3)))
-    assert np.isnan([t_interval([3.0]), t_interval([3.0, 4.0])]).all()
+    values, half = [9.0, 10.0, 11.0], 1 / sqrt(3)
+    assert student_interval(values) == pytest.approx((10 - 4.302653 * half, 10 + 4.302653 * half))
+    assert student_interval(values, level=0.5) == pytest.approx((10 - 0.816497 * half, 10 + 0.816497 * half))
+    assert np.isnan([student_interval([3.0]), student_interval([3.0, 4.0])]).all()
 
 
 def test_a_bootstrap_holds_the_truth_about_as_often_as_it_says() -> None:

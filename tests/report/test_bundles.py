@@ -1,10 +1,10 @@
-"""Reports over bundles of many people: repeated runs, versions of the code, rules that ended runs."""
+"""Reports over bundles of many people: repeated runs, rules that ended runs."""
 
 from pathlib import Path
 
 from fake_records import fake_run
 from rebased.report.page import describe_origin
-from rebased.report.report import Report, code_table, find_repeats, repeat_table, warn_about_repeats
+from rebased.report.report import Report, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import build_results
 from rebased.report.synthetic.choices import choice_table, describe_choices, describe_given_up, rule_of
 from rebased.runs.collect import Collection, collect, write_bundle
@@ -53,14 +53,6 @@ def test_settings_that_are_not_those_of_the_digest_are_named() -> None:
     assert not any(said in text for text in Report(Collection(runs=[run, stranger])).warnings)
     run.lines[0]["config"]["train"]["lr"] = 0.5
     assert any(text.startswith(f"1 record {said}") for text in Report(Collection(runs=[run, stranger])).warnings)
-
-
-def test_versions_of_the_code_are_shown_apart() -> None:
-    runs = [fake_run(seed=1), fake_run(seed=2), fake_run(seed=3, commit="f" * 40)]
-    table = code_table(runs)
-    assert table is not None
-    assert [(row[0], row[1]) for row in table.rows] == [("0.1.0 0123456789", "2"), (f"0.1.0 {'f' * 10}", "1")]
-    assert code_table(runs[:2]) is None
 
 
 def test_the_origin_names_each_machine_once_and_a_few_commits() -> None:

@@ -147,7 +147,7 @@ def test_what_a_sweep_wrote_down(folder: Path) -> None:
     assert found.asked == {RUNS[0].digest, "absent", "tried"}
     assert found.damaged_lines == 3
     assert Report(found).warnings == [
-        "3 damaged lines skipped, in sweep/sweep.jsonl. Their content is missing here.",
+        "3 damaged lines skipped, in sweep/sweep.jsonl.",
         "1 run failed: in no result. The first error: no room",
         "2 runs of a sweep without a record here: not begun yet, left out by its stages, or known from a bundle that "
         "is not among the files given.",

@@ -44,12 +44,8 @@ def noisy_tokens(attention: Tensor, truth: Tensor, visible: Tensor) -> Tensor:
 
 
 def _check(attention: Tensor, truth: Tensor) -> None:
-    if attention.ndim != 4 or truth.ndim != 3 or attention.shape[0] != truth.shape[0]:
+    if attention.ndim != 4 or attention[:, 0].shape != truth.shape:
         raise ValueError(
-            f"attention must be [B, H, Q, N] and truth [B, Q, N]; they are {list(attention.shape)}, {list(truth.shape)}"
-        )
-    if attention.shape[2:] != truth.shape[1:]:
-        raise ValueError(
-            f"attention is over {list(attention.shape[2:])} queries and keys and truth over {list(truth.shape[1:])}; "
-            "crop both to the same queries and keys"
+            "attention must be [B, H, Q, N] and truth [B, Q, N], cropped to the same queries and keys; they are "
+            f"{list(attention.shape)} and {list(truth.shape)}"
         )

@@ -1,11 +1,10 @@
-"""Confidence intervals: of a proportion, of a mean, and of ratios of sums over windows."""
+"""Confidence intervals: of a proportion, and of ratios of sums over windows. That of a mean is in spread.py."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from rebased.analysis.spread import LEVEL, stats, student_interval
+from rebased.analysis.spread import LEVEL, stats
 
 RESAMPLES, SEED = 2000, 0  # a fixed seed: the same values always give the same interval
 DRAWS_AT_ONCE = 2**22  # bounds the memory of a bootstrap
@@ -26,13 +25,8 @@ def wilson(correct: int, asked: int) -> Interval:
     return Interval(float(found.low), float(found.high))
 
 
-def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Student's interval of the mean of a few values, such as one result per seed; nan for fewer than three values."""
-    return Interval(*student_interval(values, level))
-
-
-def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) -> list[Interval]:
-    """Bootstrap intervals of sums.sum(0) / counts.sum(0), one per column: sums and counts [W,C] over W windows.
+def bootstrap_means(sums: np.ndarray, counts: np.ndarray) -> list[Interval]:
+    """95 % bootstrap intervals of sums.sum(0) / counts.sum(0), one per column: sums and counts [W,C] over W windows.
 
     Windows are drawn with replacement, the same ones for every column. An interval is nan where fewer
     than two windows have tokens.
@@ -45,7 +39,7 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) 
         drawn = _draw(rng, min(step, RESAMPLES - first), windows)
         with np.errstate(invalid="ignore", divide="ignore"):
             means.append((drawn @ sums) / (drawn @ counts))  # [R,C]; nan where no token was drawn
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     found = np.concatenate(means)
     intervals = []
     for column, has_tokens in zip(found.T, (counts > 0).T, strict=True):

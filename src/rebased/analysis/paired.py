@@ -32,12 +32,9 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison:
         raise ValueError(f"no seed is in both: {sorted(a)} and {sorted(b)}; paired tests need the same seeds")
     differences = [round(a[seed] - b[seed], DIGITS) for seed in seeds]
     difference = describe(differences)
-    t_p, wilcoxon_p, d = nan, nan, nan
-    if len(seeds) > 1:
-        t_p, d = paired_t(differences)
-        wilcoxon_p = signed_rank(differences)
-    unpaired = len(a.keys() ^ b.keys())
-    ranks = rank_biserial(differences)
+    t_p, d = paired_t(differences) if len(seeds) > 1 else (nan, nan)
+    wilcoxon_p = signed_rank(differences) if len(seeds) > 1 else nan
+    unpaired, ranks = len(a.keys() ^ b.keys()), rank_biserial(differences)
     return Comparison(seeds, unpaired, difference, t_p, wilcoxon_p, d, ranks, t_holm=t_p, wilcoxon_holm=wilcoxon_p)
 
 
@@ -99,7 +96,10 @@ class Verbs(NamedTuple):
     equal: str = "recall equally much"
 
 
-def in_words(a: str, b: str, found: Comparison, verbs: Verbs = Verbs()) -> str:  # noqa: B008 (it cannot change)
+RECALL = Verbs()
+
+
+def in_words(a: str, b: str, found: Comparison, verbs: Verbs = RECALL) -> str:
     """One sentence that states what the tests of models named `a` and `b` show, and no more."""
     n, mean, sd = found.difference.n, found.difference.mean, found.difference.sd
     if n == 1:

@@ -70,15 +70,12 @@ def main_effects(values: Mapping[str, Groups], factors: Mapping[str, Mapping[str
     values[model][cell] are one value per run. factors[model] are its factors: {"square": True, "gate": False}. Each
     pair of models on each cell is a stratum.
     """
-    names = list(dict.fromkeys(factor for model in values for factor in factors.get(model, {})))
+    known = {name: factors.get(name, {}) for name in values}
     found: dict[tuple[str, str], tuple[Groups, Groups]] = {}
-    for factor in names:
-        ours: dict[Hashable, Sequence[float]] = {}
-        theirs: dict[Hashable, Sequence[float]] = {}
-        for a, b in which_differ_in(factor, {name: factors.get(name, {}) for name in values}):
-            for cell in values[a]:
-                if cell in values[b]:
-                    ours[a, b, cell], theirs[a, b, cell] = values[a][cell], values[b][cell]
+    for factor in dict.fromkeys(factor for own in known.values() for factor in own):
+        strata = [(a, b, cell) for a, b in which_differ_in(factor, known) for cell in values[a] if cell in values[b]]
+        ours: dict[Hashable, Sequence[float]] = {(a, b, cell): values[a][cell] for a, b, cell in strata}
+        theirs: dict[Hashable, Sequence[float]] = {(a, b, cell): values[b][cell] for a, b, cell in strata}
         found[factor, f"no {factor}"] = ours, theirs
     return contrast_all(found)
 

@@ -64,19 +64,19 @@ def effect(a: Groups, b: Groups) -> Effect:
     sizes = sum(map(len, a.values())), sum(map(len, b.values()))
     if any(n < 2 for n, _ in parts):
         return Effect(difference, nan, nan, *sizes)
-    errors = [(variance(values) / n / len(a) ** 2, n) for n, values in parts]
-    total = sum(error for error, _ in errors)
-    freedom = total**2 / sum(error**2 / (n - 1) for error, n in errors) if total else inf
-    return Effect(difference, sqrt(total), freedom, *sizes)
+    return Effect(difference, *_welch([(variance(values) / n / len(a) ** 2, n) for n, values in parts]), *sizes)
 
 
 def effect_of(mean: float, sd: float, n: int, other: float, other_sd: float, other_n: int) -> Effect:
     """The difference of two means of which only means, standard deviations and sizes are known."""
-    errors = [(sd**2 / n, n), (other_sd**2 / other_n, other_n)]
+    return Effect(mean - other, *_welch([(sd**2 / n, n), (other_sd**2 / other_n, other_n)]), n, other_n)
+
+
+def _welch(errors: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """(standard error, degrees of freedom) of a sum of means, each with its squared error and number of values."""
     total = sum(error for error, _ in errors)
-    parts = [error**2 / (n - 1) for error, n in errors if n > 1]
-    freedom = total**2 / sum(parts) if parts and sum(parts) else inf
-    return Effect(mean - other, sqrt(total), freedom, n, other_n)
+    spread = sum(error**2 / (n - 1) for error, n in errors if n > 1)
+    return sqrt(total), total**2 / spread if spread else inf
 
 
 def permutation_p(a: Groups, b: Groups) -> float:

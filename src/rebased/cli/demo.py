@@ -71,7 +71,7 @@ def demo(
     for answer in answers:
         say(to.result_console(), answer)
     say(console, f"wrote {page}: open it in a browser")
-    decided = {one.other: one.is_decided for one in verdicts(shipped or runs)}
+    decided = {one.b: one.is_decided for one in verdicts(shipped or runs)}
     to.emit({"answers": answers, "decided": decided, "page": page, "timings": [one._asdict() for one in timings]})
     return 0
 

@@ -130,7 +130,7 @@ def suite(
     found = gather(places)
     board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
-    to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
+    to.warn(warn_about_records(as_planned, board.runs))
     in_a_hurry = options.time_limit is not None or code == INTERRUPTED
     speeds = measure(command, board, to) if board.cells and not in_a_hurry else {}
     write_page(suite_page(board, file.stem, same_page(), speeds, processor_of(command.device or "cpu")), page)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebased.analysis.attention import UNIT, entropy, noisy_tokens, soft_iou, target_mass
-from rebased.analysis.intervals import t_interval
+from rebased.analysis.spread import student_interval
 from rebased.evaluate.attention_layers import captured_inputs, layers_with_maps, sequences_at_once
 from rebased.evaluate.similarity import describe_similarity, scored_examples
 from rebased.mixers import HasSimilarity, attention_map, mixer_name
@@ -137,9 +137,9 @@ def summarise(parts: list[Measured]) -> dict[str, Any]:
     measures = {
         name: {
             "mean": float(values.mean()),
-            "interval": list(t_interval(values.mean(1).tolist())),
+            "interval": list(student_interval(values.mean(1).tolist())),
             "best": float(values[:, best].mean()),
-            "best_interval": list(t_interval(values[:, best].tolist())),
+            "best_interval": list(student_interval(values[:, best].tolist())),
             "by_head": [round(value, 6) for value in values.mean(0).tolist()],
         }
         for name, values in zip(Measured._fields[:-1], whole[:-1], strict=True)  # [N,H] each
@@ -149,7 +149,7 @@ def summarise(parts: list[Measured]) -> dict[str, Any]:
         "best_head": best,
         **measures,
         "matrix_iou": float(whole.matrix_iou.mean()),
-        "matrix_iou_interval": list(t_interval(whole.matrix_iou.tolist())),
+        "matrix_iou_interval": list(student_interval(whole.matrix_iou.tolist())),
     }
 
 

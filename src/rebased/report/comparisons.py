@@ -1,17 +1,13 @@
 """Paired comparisons of two models, as the reports of both kinds of runs show them: table, sentences and JSON."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from math import isnan
+from typing import Any, NamedTuple
 
-from rebased.analysis.paired import Verbs, in_words, wilcoxon_limit
+from rebased.analysis.paired import RECALL, Comparison, Verbs, in_words, wilcoxon_limit
+from rebased.config import plural
 from rebased.report.page import finite
 from rebased.report.tables import number, p_text
-
-if TYPE_CHECKING:
-    from rebased.report.lm.models import Difference
-    from rebased.report.synthetic.comparisons import Contrast
-
-    AnyContrast = Contrast | Difference
 
 # Columns of a table of comparisons. p* is p after Holm's correction.
 TESTS = (
@@ -20,10 +16,40 @@ TESTS = (
 )
 PAIRS = ("pairs", "unpaired runs", "code")
 BRIEF = (*TESTS[:4], PAIRS[0])
-ACCURACY = Verbs()
 
 
-def result_cells(contrast: "AnyContrast", form: str = ".3f") -> tuple[str, ...]:
+class Contrast(NamedTuple):
+    """A comparison of two models on one synthetic task, at one width or over several."""
+
+    task: str
+    widths: tuple[int, ...]
+    reference: str
+    other: str
+    split: str  # of the accuracies: "test" or "held out"
+    same_code: bool  # otherwise the code may cause the difference
+    found: Comparison  # of reference - other
+    selected_p: float  # Holm p if rates are chosen on the tested seeds themselves
+
+    @property
+    def at(self) -> str:
+        """The widths in words, such as "D = 24, 32"."""
+        return f"D = {', '.join(map(str, self.widths))}"
+
+
+class Difference(NamedTuple):
+    """The difference in perplexity between two models on one part of the tokens."""
+
+    reference: str
+    other: str
+    part: str  # a key of PARTS in lm/models.py
+    same_code: bool  # otherwise the code may cause the difference
+    found: Comparison  # of reference - other: a negative mean favours the reference
+
+
+AnyContrast = Contrast | Difference
+
+
+def result_cells(contrast: AnyContrast, form: str = ".3f") -> tuple[str, ...]:
     """The cells of the columns TESTS; `form` is the format of differences."""
     found, spread = contrast.found, contrast.found.difference
     return (
@@ -37,24 +63,33 @@ def result_cells(contrast: "AnyContrast", form: str = ".3f") -> tuple[str, ...]:
     )
 
 
-def pair_cells(contrast: "AnyContrast") -> tuple[str, ...]:
+def pair_cells(contrast: AnyContrast) -> tuple[str, ...]:
     """The cells of the columns PAIRS."""
     counts = (contrast.found.difference.n, contrast.found.unpaired)
     return (*(number(count, "d") for count in counts), "same" if contrast.same_code else "differs")
 
 
-def sentence(contrast: "AnyContrast", where: str, verbs: Verbs = ACCURACY) -> str:
+def sentence(contrast: AnyContrast, where: str, verbs: Verbs = RECALL) -> str:
     """The result of a comparison, after where it was made."""
     code = "" if contrast.same_code else " Their runs were made with different versions of the code."
     return f"{where}: {in_words(contrast.reference, contrast.other, contrast.found, verbs)}{code}"
 
 
-def wilcoxon_limits(contrasts: Sequence["AnyContrast"]) -> Iterator[str]:
-    """What Wilcoxon's test cannot show with as few pairs as some of the comparisons have."""
+def notes_on_tests(contrasts: Sequence[AnyContrast]) -> Iterator[str]:
+    """How to read the table of comparisons, and what Wilcoxon's test cannot show with as few pairs as some have."""
+    tested = sum(not isnan(one.found.t_p) for one in contrasts)
+    yield (
+        "Differences are paired by seed; ± and sd are their standard deviation. p* is p after Holm's correction over "
+        f"the {'' if tested == len(contrasts) else f'{tested} tested ones of '}{plural(len(contrasts), 'comparison')} "
+        "of this table, for each test separately. Intervals are Student's, of one mean each, and not corrected. "
+        "Cohen's d is the mean difference divided by its standard deviation; it is biased upwards for few seeds. "
+        "rank-biserial is 1 if the first model has the greater value with every seed, and -1 if the smaller."
+    )
     limits = (wilcoxon_limit(pairs) for pairs in sorted({one.found.difference.n for one in contrasts}))
-    yield from (limit for limit in limits if limit)
+    yield from filter(None, limits)
 
 
-def as_record(contrast: "AnyContrast") -> dict[str, Any]:
+def as_record(contrast: AnyContrast) -> dict[str, Any]:
     """A comparison as JSON data."""
-    return finite({**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()})
+    record = {**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()}
+    return finite({key: value for key, value in record.items() if key not in ("found", "difference")})

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from statistics import fmean
-from typing import NamedTuple
 
-from rebased.analysis.paired import SIGNIFICANT, equals, holm
-from rebased.analysis.unpaired import Groups, effect, permutation_p
-from rebased.config import plural
+from rebased.analysis.paired import SIGNIFICANT, equals
+from rebased.analysis.ranking import Contrast, contrast_all
+from rebased.analysis.unpaired import Groups
+from rebased.config import grouped, plural
 from rebased.evaluate.attention_speed import HEADS, KEY_WIDTH, VALUE_WIDTH, Timing
 from rebased.evaluate.readout import Readout
 from rebased.report.demo_figures import (
@@ -20,7 +20,8 @@ from rebased.report.demo_figures import (
     state_words,
     time_by_length,
 )
-from rebased.report.heatmap import heatmap, panels
+from rebased.report.drawing import grid
+from rebased.report.heatmap import heatmap
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
@@ -31,20 +32,6 @@ WHY = (
     "so the value that is asked for drowns in the sum of all others. The square of a learnt, normalised q · k has a "
     "peak where query and key match and is near zero for most other keys, so it suppresses the neighbours of the match."
 )
-
-
-class Verdict(NamedTuple):
-    """The reference against another model at the largest number of pairs."""
-
-    other: str
-    accuracy: float  # of the other model: the mean over seeds
-    difference: float  # of the reference minus the other
-    p: float  # of a permutation test, after Holm's correction over all comparisons
-
-    @property
-    def is_decided(self) -> bool:
-        """True if p is below SIGNIFICANT."""
-        return self.p < SIGNIFICANT
 
 
 def demo_page(
@@ -95,9 +82,8 @@ def demo_page(
 
 def show_recall(runs: Sequence[Run], shipped: Sequence[Run]) -> str:
     """The figure of recall, why the square helps, what was held equal, and the table, as HTML."""
-    seeds, others = ({run.seed for run in some} for some in (runs, shipped))
     judged = "the shipped seeds" if shipped else "the seeds"
-    behind = f" Bands: {plural(len(others), 'shipped seed')}, from the least to the greatest." if shipped else ""
+    behind = f" Bands: {seeds_of(shipped, 'shipped seed')}, from the least to the greatest." if shipped else ""
     task, train = runs[0].config.task, runs[0].config.train
     held_equal = (
         f"Held equal: the task ({sizes_of(runs[0].settings['task'])}, {task.vocab_size} tokens), the sequences and "
@@ -110,7 +96,7 @@ def show_recall(runs: Sequence[Run], shipped: Sequence[Run]) -> str:
     return (
         figure(
             recall_by_pairs(runs, shipped),
-            f"Dots, and lines through their means: {plural(len(seeds), 'seed')} trained on your machine, now.{behind}",
+            f"Dots, and lines through their means: {seeds_of(runs)} trained on your machine, now.{behind}",
         )
         + paragraphs(WHY, held_equal)
         + verdict_table(runs, shipped).to_html()
@@ -128,7 +114,7 @@ def show_states(maps: Mapping[str, Readout]) -> str:
         for name, found in maps.items()
     }
     return figure(
-        panels(drawn, 3),
+        grid(drawn, 3),
         "A row per key, a column per two tokens that the model has read. The darker, the more probable is the key's "
         "value if the model is asked for it then. The pairs come first; after them the state must keep what it holds.",
     )
@@ -136,26 +122,24 @@ def show_states(maps: Mapping[str, Readout]) -> str:
 
 def rates(runs: Sequence[Run]) -> str:
     """The learning rate of each kind of model: "0.01", or "0.02 for LinearAttention and 0.01 for ReBased"."""
-    by_rate: dict[float, dict[str, None]] = {}
-    for run in runs:
-        by_rate.setdefault(run.lr, {})[run.model] = None
+    by_rate = grouped(runs, lambda run: run.lr)
     if len(by_rate) == 1:
         return f"{runs[0].lr:g}"
-    return listed(f"{rate:g} for {listed(models)}" for rate, models in by_rate.items())
+    names = {rate: dict.fromkeys(run.model for run in some) for rate, some in by_rate.items()}
+    return listed(f"{rate:g} for {listed(models)}" for rate, models in names.items())
 
 
-def verdicts(runs: Sequence[Run]) -> list[Verdict]:
+def seeds_of(runs: Sequence[Run], noun: str = "seed") -> str:
+    """The number of seeds: "6 seeds"."""
+    return plural(len({run.seed for run in runs}), noun)
+
+
+def verdicts(runs: Sequence[Run]) -> list[Contrast]:
     """The reference against every other model, at the largest number of pairs."""
-    pairs = most_pairs(runs)
-    values = {name: {run.seed: recalled(run)[pairs] for run in group} for name, group in labelled(runs).items()}
-    reference = next(name for name in values if name.startswith(REFERENCE))
-    others = [name for name in values if name != reference]
-    groups: dict[str, Groups] = {name: {pairs: list(by_seed.values())} for name, by_seed in values.items()}
-    corrected = holm([permutation_p(groups[reference], groups[name]) for name in others])
-    return [
-        Verdict(name, fmean(values[name].values()), effect(groups[reference], groups[name]).difference, p)
-        for name, p in zip(others, corrected, strict=True)
-    ]
+    pairs, groups = most_pairs(runs), labelled(runs)
+    values: dict[str, Groups] = {name: {pairs: [recalled(run)[pairs] for run in groups[name]]} for name in groups}
+    reference = next(name for name in groups if name.startswith(REFERENCE))
+    return contrast_all({(reference, name): (values[reference], values[name]) for name in groups if name != reference})
 
 
 def three_sentences(
@@ -171,24 +155,21 @@ def recall_sentence(runs: Sequence[Run], shipped: Sequence[Run] = ()) -> str:
     The shipped seeds decide, if there are any: the runs of this machine are few, and say whether it is the same here.
     """
     judged = shipped or runs
-    pairs, found = most_pairs(judged), verdicts(judged)
+    pairs, found, groups = most_pairs(judged), verdicts(judged), labelled(judged)
+    outcomes: dict[str, list[str]] = {"more than": [], "less than": [], "undecided against": []}
+    for one in found:
+        words = "more than" if one.favours(one.a) else "less than" if one.is_decided else "undecided against"
+        outcomes[words].append(f"{one.b} ({recall_of(groups[one.b], pairs):.0%})")
+    parts = [f"{words} {listed(others)}" for words, others in outcomes.items() if others]
+    reference = found[0].a
+    here = f" Your {seeds_of(runs)}: {recall_of(labelled(runs)[reference], pairs):.0%}." if shipped else ""
+    seeds, own = seeds_of(judged, "shipped seed" if shipped else "seed"), recall_of(groups[reference], pairs)
+    return f"Recall: at {pairs} pairs {REFERENCE} answers {own:.0%} over {seeds}, {', '.join(parts)}.{here}"
 
-    def own(some: Sequence[Run]) -> float:
-        reference = next(group for name, group in labelled(some).items() if name.startswith(REFERENCE))
-        return fmean(recalled(run)[pairs] for run in reference)
 
-    def named(chosen: Iterable[Verdict]) -> str:
-        return listed(f"{one.other} ({one.accuracy:.0%})" for one in chosen)
-
-    more = [one for one in found if one.is_decided and one.difference > 0]
-    less = [one for one in found if one.is_decided and one.difference < 0]
-    undecided = [one for one in found if not one.is_decided]
-    parts = [f"more than {named(more)}"] if more else []
-    parts += [f"less than {named(less)}"] if less else []
-    parts += [f"undecided against {named(undecided)}"] if undecided else []
-    seeds = plural(len({run.seed for run in judged}), "shipped seed" if shipped else "seed")
-    here = f" Your {plural(len({run.seed for run in runs}), 'seed')}: {own(runs):.0%}." if shipped else ""
-    return f"Recall: at {pairs} pairs {REFERENCE} answers {own(judged):.0%} over {seeds}, {', '.join(parts)}.{here}"
+def recall_of(runs: Sequence[Run], pairs: int) -> float:
+    """The mean accuracy of some runs at this number of pairs."""
+    return fmean(recalled(run)[pairs] for run in runs)
 
 
 def cost_sentence(timings: Sequence[Timing]) -> str:
@@ -198,15 +179,11 @@ def cost_sentence(timings: Sequence[Timing]) -> str:
     last = timings[-1]
     ratio = last.softmax_both / last.poly_both
     if at is None:
-        return (
-            f"Cost: on this machine the operator is slower than softmax attention up to {last.T:,} tokens, "
-            f"{1 / ratio:.1f} times there (forward and backward)."
-        )
-    begin = "at every length" if at <= lengths[0] else f"from about {round(at, -2):,.0f} tokens on"
-    return (
-        f"Cost: on this machine the operator is faster than softmax attention {begin}, {ratio:.1f} times at "
-        f"{last.T:,} tokens (forward and backward)."
-    )
+        found = f"slower than softmax attention up to {last.T:,} tokens, {1 / ratio:.1f} times there"
+    else:
+        begin = "at every length" if at <= lengths[0] else f"from about {round(at, -2):,.0f} tokens on"
+        found = f"faster than softmax attention {begin}, {ratio:.1f} times at {last.T:,} tokens"
+    return f"Cost: on this machine the operator is {found} (forward and backward)."
 
 
 def state_sentence(runs: Sequence[Run], maps: Mapping[str, Readout]) -> str:
@@ -231,21 +208,19 @@ def listed(words: Iterable[str]) -> str:
 def verdict_table(runs: Sequence[Run], shipped: Sequence[Run]) -> Table:
     """One row per model: its state, size and training time, its recall of the most pairs, and the difference."""
     pairs, judged = most_pairs(runs), shipped or runs
-    found = {one.other: one for one in verdicts(judged)}
-    groups, rows = labelled(judged), []
-    for name, now in labelled(runs).items():
-        one = found.get(name)
-        rows.append(
-            (
-                name,
-                state_words(now[0]),
-                f"{now[0].parameters:,}",
-                f"{fmean(run.seconds for run in now):.0f} s",
-                *(f"{fmean(recalled(run)[pairs] for run in some):.1%}" for some in (now, groups[name])),
-                f"{-one.difference:+.1%}" if one else NONE,
-                equals(one.p).removeprefix("= ") if one else NONE,
-            )
+    found, groups = {one.b: one for one in verdicts(judged)}, labelled(judged)
+    rows = [
+        (
+            name,
+            state_words(now[0]),
+            f"{now[0].parameters:,}",
+            f"{fmean(run.seconds for run in now):.0f} s",
+            *(f"{recall_of(some, pairs):.1%}" for some in (now, groups[name])),
+            f"{-found[name].effect.difference:+.1%}" if name in found else NONE,
+            equals(found[name].p).removeprefix("= ") if name in found else NONE,
         )
+        for name, now in labelled(runs).items()
+    ]
     recall = (f"recalled of {pairs} pairs, here", "shipped" if shipped else "all seeds")
     return Table(("model", f"state, T = {runs[0].seq_len}", "parameters", "training", *recall, "difference", "p"), rows)
 

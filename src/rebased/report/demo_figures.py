@@ -1,6 +1,7 @@
 """The figures of the demo's page: recall by number of pairs, and time by number of tokens."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import exp, log
 from statistics import fmean
 
@@ -9,12 +10,11 @@ from rebased.evaluate.attention_speed import Timing
 from rebased.report.drawing import (
     INK,
     Axes,
-    Draw,
-    FuncFormatter,
     Panels,
     draw_chance,
+    draw_line,
     draw_panels,
-    hover,
+    look_of,
     named_looks,
     powers_of_two,
 )
@@ -69,35 +69,25 @@ def crossing(lengths: Sequence[int], ours: Sequence[float], theirs: Sequence[flo
 
 def recall_by_pairs(runs: Sequence[Run], shipped: Sequence[Run]) -> Panels:
     """Accuracy by number of pairs: bands of the shipped runs, dots of these, and a line through their means."""
-    groups, bands = labelled(runs), labelled(shipped)
+    groups, bands, pairs = labelled(runs), labelled(shipped), sorted(recalled(runs[0]))
 
     def draw(axes: Axes) -> None:
         for name, look in named_looks(list(groups)).items():
             group, band = groups[name], bands.get(name, [])
             if band:
-                pairs = sorted(recalled(band[0]))
                 columns = [[recalled(run)[n] for run in band] for n in pairs]
-                axes.fill_between(
-                    pairs, list(map(min, columns)), list(map(max, columns)), color=look["color"], alpha=0.2, lw=0
-                )
-            pairs = sorted(recalled(group[0]))
-            means = [fmean(recalled(run)[n] for run in group) for n in pairs]
-            axes.plot(pairs, means, **look, label=f"{name}: {state_words(group[0])}")
+                lows, highs = (list(map(pick, columns)) for pick in (min, max))
+                axes.fill_between(pairs, lows, highs, color=look["color"], alpha=0.2, lw=0)
+            means = {n: fmean(recalled(run)[n] for run in group) for n in pairs}
+            texts = [f"{name}, {n} pairs: {mean:.1%}" for n, mean in means.items()]
+            draw_line(axes, pairs, list(means.values()), texts, **look, label=f"{name}: {state_words(group[0])}")
+            dots = {"color": look["color"], "ls": "none", "marker": "o", "ms": 4, "alpha": 0.7}
             for run in group:
-                axes.plot(
-                    pairs,
-                    [recalled(run)[n] for n in pairs],
-                    color=look["color"],
-                    ls="none",
-                    marker="o",
-                    ms=4,
-                    alpha=0.7,
-                )
-            hover(axes, pairs, means, [f"{name}, {n} pairs: {mean:.1%}" for n, mean in zip(pairs, means, strict=True)])
+                axes.plot(pairs, [recalled(run)[n] for n in pairs], **dots)
         draw_chance(axes, runs[0].chance)
         axes.set(xlabel="pairs of key and value in a sequence", ylabel="recalled", ylim=(0, 1.03))
-        axes.set_xticks(sorted(recalled(runs[0])))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        axes.set_xticks(pairs)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
     return draw_panels({"": draw}, "recall-by-pairs", "Recall by number of pairs")
 
@@ -106,29 +96,21 @@ def time_by_length(timings: Sequence[Timing]) -> Panels:
     """Milliseconds by number of tokens: forward, and forward and backward, with the crossing points."""
     lengths = [one.T for one in timings]
 
-    def panel(ours: Sequence[float], theirs: Sequence[float]) -> Draw:
-        def draw(axes: Axes) -> None:
-            for name, (look, times) in {
-                SOFTMAX: ({"color": INK, "ls": "--"}, theirs),
-                OPERATOR: (named_looks([REFERENCE])[REFERENCE], ours),
-            }.items():
-                axes.plot(lengths, times, **(look | {"lw": 2, "ms": 4}), marker="o", label=name)
-                texts = [f"{name}, {T:,} tokens: {ms:.3g} ms" for T, ms in zip(lengths, times, strict=True)]
-                hover(axes, lengths, times, texts)
-            at = crossing(lengths, ours, theirs)
-            if at is not None and at > lengths[0]:
-                axes.axvline(at, color=INK, lw=1, ls=":", label="where they cross")
-            powers_of_two(axes, lengths)
-            axes.set(yscale="log", xlabel="tokens", ylabel="milliseconds")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    def draw(ours: Sequence[float], theirs: Sequence[float], axes: Axes) -> None:
+        for name, look, times in ((SOFTMAX, {"color": INK, "ls": "--"}, theirs), (OPERATOR, look_of(0), ours)):
+            texts = [f"{name}, {T:,} tokens: {ms:.3g} ms" for T, ms in zip(lengths, times, strict=True)]
+            draw_line(axes, lengths, times, texts, **look | {"lw": 2, "ms": 4}, marker="o", label=name)
+        at = crossing(lengths, ours, theirs)
+        if at is not None and at > lengths[0]:
+            axes.axvline(at, color=INK, lw=1, ls=":", label="where they cross")
+        powers_of_two(axes, lengths)
+        axes.set(yscale="log", xlabel="tokens", ylabel="milliseconds")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
 
-        return draw
-
-    return draw_panels(
-        {
-            "forward": panel([one.poly for one in timings], [one.softmax for one in timings]),
-            "forward and backward": panel([one.poly_both for one in timings], [one.softmax_both for one in timings]),
-        },
-        "time-by-length",
-        "Milliseconds by number of tokens",
-    )
+    panels = {
+        "forward": partial(draw, [one.poly for one in timings], [one.softmax for one in timings]),
+        "forward and backward": partial(
+            draw, [one.poly_both for one in timings], [one.softmax_both for one in timings]
+        ),
+    }
+    return draw_panels(panels, "time-by-length", "Milliseconds by number of tokens")

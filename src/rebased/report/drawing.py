@@ -2,9 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from itertools import count
 from math import ceil
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -14,7 +13,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator  # noqa: F401, figures take them here
+    from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: F401, figures take them here
 except ImportError as error:
     raise ImportError("figures need matplotlib, which is not installed: pip install 'rebased[lab]'") from error
 
@@ -60,25 +59,20 @@ class Size(NamedTuple):
     font: float
 
 
-SIZES = {
-    1: Size(5.0, 2.7, 9.5),
-    2: Size(4.2, 2.7, 9),
-    3: Size(3.4, 2.5, 9),
-    4: Size(2.8, 2.3, 9),
-}  # by number of columns
+SIZES = {1: Size(5.0, 2.7, 9.5), 2: Size(4.2, 2.7, 9), 3: Size(3.4, 2.5, 9), 4: Size(2.8, 2.3, 9)}
+"""By number of columns."""
 
 
-def looks() -> Iterator[dict[str, Any]]:
-    """Line styles for the first, second, ... model, the same in every figure."""
-    for i in count():
-        dash = (i + i // len(SERIES)) % len(DASHES)
-        yield {"color": SERIES[i % len(SERIES)], "ls": list(DASHES)[dash], "lw": 2, "ms": 6}
+def look_of(i: int) -> dict[str, Any]:
+    """The line style of model i, the same in every figure."""
+    dash = (i + i // len(SERIES)) % len(DASHES)
+    return {"color": SERIES[i % len(SERIES)], "ls": list(DASHES)[dash], "lw": 2, "ms": 6}
 
 
 def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """One line style per name. ReBased gets the first, wherever it stands in a table."""
     ordered = sorted(dict.fromkeys(names), key=lambda name: not name.startswith("ReBased"))
-    return dict(zip(ordered, looks(), strict=False))
+    return {name: look_of(i) for i, name in enumerate(ordered)}
 
 
 def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], of: str = "") -> None:
@@ -86,13 +80,28 @@ def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[
     vars(axes).setdefault(HOVER, []).extend((x, y, of, text) for x, y, text in zip(xs, ys, texts, strict=True))
 
 
-def draw_band(axes: Axes, at: Sequence[float], columns: Sequence[Sequence[float]], **look: Any) -> list[str]:
-    """A line through the means of columns of values, in a band from the least to the greatest of each. Returns a text
-    per column: "0.62 (0.5 to 0.7)"."""
+def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], **look: Any) -> None:
+    """A line through these places, each with what a reader sees who points at it."""
+    axes.plot(xs, ys, **look)
+    hover(axes, xs, ys, texts)
+
+
+def draw_band(
+    axes: Axes, at: Sequence[float], columns: Sequence[Sequence[float]], names: Sequence[str], **look: Any
+) -> None:
+    """A line through the means of columns of values, in a band from the least to the greatest of each. `names` say
+    what the columns are."""
     means, lows, highs = ([pick(values) for values in columns] for pick in (fmean, min, max))
-    axes.plot(at, means, **look)
+    found = zip(names, means, lows, highs, strict=True)
+    draw_line(
+        axes, at, means, [f"{name}: {mean:.3f} ({low:.3f} to {high:.3f})" for name, mean, low, high in found], **look
+    )
     axes.fill_between(at, lows, highs, color=look["color"], alpha=0.15, lw=0)
-    return [f"{mean:.3f} ({low:.3f} to {high:.3f})" for mean, low, high in zip(means, lows, highs, strict=True)]
+
+
+def thinned(n: int, places: int) -> range:
+    """At most so many of the numbers below n, evenly spaced, the last one among them."""
+    return range(n - 1, -1, -max(1, ceil(n / places)))[::-1]
 
 
 def draw_chance(axes: Axes, chance: float | None) -> None:
@@ -101,10 +110,10 @@ def draw_chance(axes: Axes, chance: float | None) -> None:
         axes.axhline(chance, color=INK, lw=1, ls=":", label=f"chance {chance:.2g}")
 
 
-def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:
+def powers_of_two(axes: Axes, ticks: Sequence[float], shown: Callable[[float], str] = str) -> None:
     """Make the x axis logarithmic with base 2, with these ticks."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(ticks)), [str(tick) for tick in sorted(set(ticks))])
+    axes.set_xticks(sorted(set(ticks)), [shown(tick) for tick in sorted(set(ticks))])
     axes.minorticks_off()
 
 
@@ -119,13 +128,12 @@ class Panels(NamedTuple):
     def to_html(self) -> str:
         """The legend and the panels as HTML. The panels stack on narrow screens."""
         handles: dict[str, Any] = {}
-        drawn = []
+        drawn = {}
         for i, (heading, draw) in enumerate(self.panels.items()):
             title = f"{self.title}: {heading}" if heading else self.title
-            svg = draw_svg(draw, SIZES[self.columns], f"{self.name}-{i}", title, handles)
-            drawn.append(f'<div class="panel">{f"<p>{escape(heading)}</p>" if heading else ""}{svg}</div>')
+            drawn[heading] = draw_svg(draw, SIZES[self.columns], f"{self.name}-{i}", title, handles)
         items = "".join(f"<li>{sample(handle)}{escape(label)}</li>" for label, handle in handles.items())
-        return f'<ul class="legend">{items}</ul><div class="panels columns-{self.columns}">{"".join(drawn)}</div>'
+        return f'<ul class="legend">{items}</ul>{grid(drawn, self.columns)}'
 
     def to_file(self, kind: Format) -> bytes:
         """The figure as a file, in the light colours."""
@@ -151,6 +159,15 @@ class Panels(NamedTuple):
 def draw_panels(panels: Mapping[str, Draw], name: str, title: str, columns: int | None = None) -> Panels:
     """The panels in as many columns as given, or as fit their number."""
     return Panels(panels, name, title, columns or (len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3))
+
+
+def grid(drawn: Mapping[str, str], columns: int) -> str:
+    """HTML of <svg> elements in a grid, each under its heading, if that is not empty."""
+    panels = (
+        f'<div class="panel">{f"<p>{escape(heading)}</p>" if heading else ""}{svg}</div>'
+        for heading, svg in drawn.items()
+    )
+    return f'<div class="panels columns-{columns}">{"".join(panels)}</div>'
 
 
 def draw_axes(axes: Axes, draw: Draw, handles: dict[str, Any]) -> None:
@@ -187,15 +204,12 @@ def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, A
 
 def places(axes: Axes, figure: Figure) -> str:
     """Invisible circles with titles where `hover` said: browsers show a title to who points there."""
-    known = getattr(axes, HOVER, [])
-    if not known:
-        return ""
-    scale, height = 72 / figure.dpi, figure.get_figheight() * 72
-    circles = []
-    for (x, y), (*_, of, text) in zip(axes.transData.transform([place[:2] for place in known]), known, strict=True):
-        at = f'cx="{x * scale:.1f}" cy="{height - y * scale:.1f}"' + (f' class="{of}"' if of else "")
-        circles.append(f'<circle {at} r="{NEAR}"><title>{escape(text)}</title></circle>')
-    return f'<g class="places" fill-opacity="0">{"".join(circles)}</g>'
+    scale, height, circles = 72 / figure.dpi, figure.get_figheight() * 72, ""
+    for *at, of, text in getattr(axes, HOVER, []):
+        x, y = axes.transData.transform(at)
+        place = f'cx="{x * scale:.1f}" cy="{height - y * scale:.1f}"' + (f' class="{of}"' if of else "")
+        circles += f'<circle {place} r="{NEAR}"><title>{escape(text)}</title></circle>'
+    return f'<g class="places" fill-opacity="0">{circles}</g>' if circles else ""
 
 
 def sample(line: Any) -> str:

@@ -1,6 +1,6 @@
 """Matrices as inline SVG: darker cells for larger numbers, in the page's colours, without raster images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
@@ -48,19 +48,12 @@ def opacity(level: int) -> float:
     return 0.12 + 0.88 * (level / len(LEVELS)) ** 1.3
 
 
-def panels(drawn: Mapping[str, str], columns: int) -> str:
-    """HTML of <svg> elements in a grid, each under its heading."""
-    cells = (f'<div class="panel"><p>{escape(heading)}</p>{svg}</div>' for heading, svg in drawn.items())
-    return f'<div class="panels columns-{columns}">{"".join(cells)}</div>'
-
-
 def scale() -> str:
     """A legend of the shades, in words and cells."""
-    bounds = [*(f"{bound:g}" for bound in LEVELS)]
     cells = "".join(
         f'<li><svg viewBox="0 0 36 12" aria-hidden="true"><path d="M0 0h36v12h-36z" fill="var(--series-0)" '
-        f'fill-opacity="{opacity(level):.2f}"/></svg>≥ {bound}</li>'
-        for level, bound in enumerate(bounds, start=1)
+        f'fill-opacity="{opacity(level):.2f}"/></svg>≥ {bound:g}</li>'
+        for level, bound in enumerate(LEVELS, start=1)
     )
     mark = (
         '<li><svg viewBox="0 0 36 12" aria-hidden="true"><path d="M13 1h10v10h-10z" fill="none" '

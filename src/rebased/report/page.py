@@ -46,12 +46,11 @@ class Page(NamedTuple):
     def to_html(self) -> str:
         """The whole page."""
         template = files("rebased.report").joinpath("page.html").read_text(encoding="utf-8")
-        sections = "\n".join(section.to_html() for section in self.sections)
         return Template(template).substitute(
             generator=GENERATOR,
             title=escape(self.title),
             lead=escape(self.lead),
-            sections=sections,
+            sections="\n".join(section.to_html() for section in self.sections),
             footer=escape(self.footer),
             # no text in the JSON can end its <script> element
             data=json.dumps(self.data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -72,8 +71,8 @@ def details(summary: str, body: str) -> str:
 
 
 def paragraphs(*texts: str) -> str:
-    """One <p> per text."""
-    return "".join(f"<p>{escape(text)}</p>" for text in texts)
+    """One <p> per text that is not empty."""
+    return "".join(f"<p>{escape(text)}</p>" for text in texts if text)
 
 
 def bullets(texts: Iterable[str]) -> str:
@@ -106,9 +105,8 @@ def describe_origin(runs: Sequence[Run]) -> str:
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """A dict for JSON: None instead of nan and infinity, without the nested `found` and `difference`."""
-    leaves = {key: value for key, value in values.items() if key not in ("found", "difference")}
-    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in leaves.items()}
+    """A dict for JSON: None instead of nan and infinity."""
+    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in values.items()}
 
 
 def check_replaceable(path: Path) -> None:

@@ -2,21 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import isnan
 
-from rebased.analysis.paired import Comparison
 from rebased.config import plural
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 from rebased.runs.own_code import recorded_code
 
 SHOWN = 5  # files or records that a sentence names
-
-
-def tested_of(found: Sequence[Comparison]) -> str:
-    """The comparisons that Holm's correction is over: '8 comparisons', or '6 tested ones of 12 comparisons'."""
-    tested = sum(not isnan(one.t_p) for one in found)
-    return f"{'' if tested == len(found) else f'{tested} tested ones of '}{plural(len(found), 'comparison')}"
 
 
 def has_changes(run: Run) -> bool:
@@ -29,42 +21,35 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
     codes = Counter(run.code for run in runs)
     if len(codes) > 1:
         versions = "; ".join(f"{code}: {plural(count, 'run')}" for code, count in codes.most_common())
-        yield (
-            f"The runs were made with {len(codes)} versions of the code, which may cause differences between them. "
-            f"{versions}."
-        )
+        many = f"The runs were made with {len(codes)} versions of the code"
+        yield f"{many}, which may cause differences between them. {versions}."
     if changed := sum(map(has_changes, runs)):
-        yield (
-            f"{changed} of {plural(len(runs), 'run')} were made by code with changes that no commit holds; nobody can "
-            "run that code again."
-        )
-    own: dict[str, set[str]] = {}
-    for run in runs:
-        for what, checksum in recorded_code(run.lines).items():
-            own.setdefault(what, set()).add(checksum)
-    for what, checksums in own.items():
-        if len(checksums) > 1:
-            yield f"The file of {what} was changed between these runs: they have {len(checksums)} versions of it."
+        which = f"{changed} of {plural(len(runs), 'run')}"
+        yield f"{which} were made by code with changes that no commit holds; nobody can run that code again."
+    own = {item for run in runs for item in recorded_code(run.lines).items()}  # (what it is of, checksum)
+    for what, count in sorted(Counter(what for what, _ in own).items()):
+        if count > 1:
+            yield f"The file of {what} was changed between these runs: they have {count} versions of it."
 
 
 def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]:
     """Warnings about records that are damaged or missing, and about runs of sweeps that failed or have not begun.
     `ended` are the runs whose results count."""
     if found.damaged_lines:
-        where = shortened(found.damaged_files)
-        their = "Its" if found.damaged_lines == 1 else "Their"
-        yield f"{plural(found.damaged_lines, 'damaged line')} skipped, in {where}. {their} content is missing here."
+        yield f"{plural(found.damaged_lines, 'damaged line')} skipped, in {shortened(found.damaged_files)}."
     if found.nameless:
-        named = "" if found.damaged_lines else f", in {shortened(found.damaged_files)}"
-        yield f"{plural(found.nameless, 'record')} left out: the first line is not readable{named}."
+        where = shortened(found.damaged_files)
+        yield f"{plural(found.nameless, 'record')} left out: the first line is not readable, in {where}."
     if found.other:
         yield (
             f"{plural(found.other, 'record')} left out because no run on a synthetic task or of a language model has "
             f"such settings: {shortened(found.other_names)}."
         )
     if found.repeated:
-        repeat = f"{plural(found.repeated, 'record')} {'repeats' if found.repeated == 1 else 'repeat'}"
-        yield f"{repeat} a run that was found already. One record of each run counts, a whole one if there is one."
+        yield (
+            f"{plural(found.repeated, 'record')} left out: of runs that were found already. One record of each run "
+            "counts, a whole one if there is one."
+        )
     digests = [(run.digest, run.digest_of_settings) for run in (*ended, *found.others)]
     if changed := [digest for digest, own in digests if own not in (None, digest)]:
         yield (
@@ -78,15 +63,11 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
             "these mixers or tasks, give its file with --import."
         )
     done = {run.digest for run in ended}
-    failed = [error for digest, error in found.failures.items() if digest not in done]
-    if failed:
+    if failed := [error for digest, error in found.failures.items() if digest not in done]:
         yield f"{plural(len(failed), 'run')} failed: in no result. The first error: {failed[0]}"
-    known = {run.digest for run in (*found.runs, *found.lm_runs)}
-    absent = len(found.asked - found.failures.keys() - known)
-    if absent:
-        readable = "readable record" if found.nameless else "record"
+    if absent := found.asked - found.failures.keys() - {run.digest for run in (*found.runs, *found.lm_runs)}:
         yield (
-            f"{plural(absent, 'run')} of a sweep without a {readable} here: not begun yet, left out by its stages, or "
+            f"{plural(len(absent), 'run')} of a sweep without a record here: not begun yet, left out by its stages, or "
             "known from a bundle that is not among the files given."
         )
 

@@ -41,21 +41,25 @@ Measure = Literal["accuracy", "all", "ar", "non_ar", "iou", "probed_accuracy", "
 """What a value is of: test accuracy on a synthetic task; perplexity of all, AR and non-AR tokens; soft IoU of attention
 and answers, and accuracy on the probed examples; the means of gamma and beta after training."""
 
-
 MARGIN = 0.1
 """Of accuracies and other means between 0 and 1: the smallest difference that matters."""
 Agreement = Literal["agrees", "differs", "too wide to tell"]
 
 
+Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # or zero
+Text = Annotated[str, Field(max_length=200)]
+
+
 class ReferenceValue(NamedTuple):
     """A mean over seeds that somebody reports."""
 
-    mean: float
-    sd: float | None = None  # sample standard deviation over seeds; None if it is not reported
+    mean: Finite
+    sd: Positive | None = None  # sample standard deviation over seeds; None if it is not reported
     at_least: bool = False  # the mean is a lower bound
-    error: float = 0.0  # of reading or rounding the value: half a unit of its last digit
-    seeds: int = 1  # that the mean is over
-    margin: float = MARGIN  # a difference below it does not matter
+    error: Positive = 0.0  # of reading or rounding the value: half a unit of its last digit
+    seeds: Annotated[int, Field(ge=1)] = 1  # that the mean is over
+    margin: Positive = MARGIN  # a difference below it does not matter
 
     def __str__(self) -> str:
         return f"{'≥ ' if self.at_least else ''}{self.mean:.2f}" + (f" ± {self.sd:.2f}" if self.sd is not None else "")
@@ -106,27 +110,13 @@ def difference_from(ours: Spread, theirs: ReferenceValue) -> Effect:
     return effect_of(ours.mean, sd, ours.n, theirs.mean, their_sd, theirs.seeds)
 
 
-Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-Text = Annotated[str, Field(max_length=200)]
-
-
-class ValueConfig(Config):
-    """A value in a file, with the fields of `ReferenceValue`."""
-
-    mean: Finite
-    sd: Annotated[Finite, Field(ge=0)] | None = None
-    at_least: bool = False
-    error: Annotated[Finite, Field(ge=0)] = 0.0
-    seeds: Annotated[int, Field(ge=1)] = 1
-
-
 class EntryConfig(Config):
     """The values of a model, on one task and at one width if these are given."""
 
     model: Text
     task: Text | None = None
     d_model: Annotated[int, Field(ge=1)] | None = None
-    values: dict[Measure, Finite | ValueConfig]
+    values: dict[Measure, Finite | ReferenceValue]
 
     def fits(self, run: Run) -> bool:
         """Whether the values are of this run's model."""
@@ -150,8 +140,7 @@ def read_reference_values(path: Path, runs: Sequence[Run]) -> ReferenceValues:
         values: dict[Measure, ReferenceValue] = {}
         for entry in (entry for entry in file.entries if entry.fits(run)):
             for measure, value in entry.values.items():
-                config = value if isinstance(value, ValueConfig) else ValueConfig(mean=value)
-                values[measure] = ReferenceValue(**config.model_dump())
+                values[measure] = value if isinstance(value, ReferenceValue) else ReferenceValue(value)
         sentence = "task" not in run.settings and file.source
         return Reference(values, f"The {file.name}'s values are from {file.source}." if sentence else file.source)
 

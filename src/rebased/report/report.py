@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rebased.config import did_you_mean, grouped, plural
+from rebased.config import did_you_mean, plural
 from rebased.report.drawing import Panels
-from rebased.report.lm.models import is_finished
+from rebased.report.lm.models import is_finished, measured
 from rebased.report.lm.page import LMReport
-from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
+from rebased.report.page import Page, Section, bullets, commands, describe_origin
 from rebased.report.prose import warn_about_gaps, warn_about_records
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.synthetic.cells import COUNTED
@@ -49,26 +49,25 @@ def find_repeats(found: Collection) -> list[Repeat]:
 
 def warn_about_repeats(repeats: Sequence[Repeat]) -> Iterator[str]:
     """Sentences about runs that were trained several times: how many agree, and how far the others are apart."""
-    equal = sum(not repeat.differing for repeat in repeats)
-    if equal:
+    differing = sum(bool(repeat.differing) for repeat in repeats)
+    if equal := len(repeats) - differing:
         yield f"{plural(equal, 'run')} trained more than once, with equal results."
-    differing = [repeat for repeat in repeats if repeat.differing]
     if differing:
         yield (
-            f"{plural(len(differing), 'run')} trained more than once, with different results; they are listed below. "
-            "One whole record of each counts, chosen by settings and code and never by its result. On a GPU sums are "
-            "taken in another order each time, so equal runs drift apart, and chance may decide whether a run begins "
-            "to learn."
+            f"{plural(differing, 'run')} trained more than once, with different results; they are listed below. "
+            "One whole record of each counts, chosen by settings and code and never by its result. On a GPU equal runs "
+            "drift apart, and chance may decide whether a run begins to learn."
         )
 
 
 def repeat_table(repeats: Sequence[Repeat]) -> Table:
     """One row per record of the runs whose results differ: what was reached, where, and with which code."""
-    rows = []
-    for repeat in repeats:
-        for run in [repeat.counted, *repeat.differing] if repeat.differing else []:
-            counts = "yes" if run is repeat.counted else "no"
-            rows.append((run.digest, run.model, str(run.seed), score(run), counts, run.device, run.code, run.file))
+    rows = [
+        (run.digest, run.model, str(run.seed), score(run), counts, run.device, run.code, run.file)
+        for repeat in repeats
+        if repeat.differing
+        for counts, run in [("yes", repeat.counted), *(("no", other) for other in repeat.differing)]
+    ]
     return Table(("run", "model", "seed", "result", "counts", "device", "code", "file"), rows)
 
 
@@ -76,25 +75,8 @@ def score(run: Run) -> str:
     """The result of a run: its best test accuracy, or the test perplexity of a language model."""
     if run.kind.has_epochs:
         return f"{run.best.accuracy:.4f}"
-    try:
-        return f"perplexity {run.lines[-1]['test']['all']['perplexity']:.3f}"
-    except (KeyError, TypeError, ValueError):
-        return NONE
-
-
-def code_table(runs: Sequence[Run]) -> Table | None:
-    """One row per version of the code: its runs, models, devices and files. None if there is one version only."""
-    codes = grouped(runs, lambda run: run.code)
-    if len(codes) < 2:
-        return None
-    rows = []
-    for code, group in sorted(codes.items(), key=lambda item: -len(item[1])):
-        models, devices, files = (
-            ", ".join(sorted({name(run) for run in group}))
-            for name in (lambda run: run.model, lambda run: run.device, lambda run: run.file or run.folder)
-        )
-        rows.append((code, str(len(group)), models, devices, files))
-    return Table(("code", "runs", "models", "devices", "files"), rows)
+    found = measured(run, "test")
+    return f"perplexity {found['all']['perplexity']:.3f}" if found else NONE
 
 
 BOTH = "Synthetic tasks and language models"
@@ -108,14 +90,19 @@ class Report:
     """
 
     def __init__(self, found: Collection, reference: str | None = None, values: ReferenceValues = NO_VALUES) -> None:
-        synthetic = any(run.status in COUNTED for run in found.runs)
-        lm = any(map(is_finished, found.lm_runs))
-        if not synthetic and not lm:
-            warnings = "".join(f"\n{warning}" for warning in warn_about_records(found, []))
-            raise ValueError(no_result([*found.runs, *found.lm_runs]) + warnings)
         self.found = found
-        self.parts: list[SyntheticReport | LMReport] = [SyntheticReport(found, reference, values)] if synthetic else []
-        self.parts += [LMReport(found, reference, values)] if lm else []
+        self.parts: list[SyntheticReport | LMReport] = []
+        hidden = []
+        if any(run.status in COUNTED for run in found.runs):
+            self.parts.append(SyntheticReport(found, reference, values))
+        elif found.runs:
+            hidden.append(f"Runs on synthetic tasks are not shown: {no_result(found.runs)}.")
+        if any(map(is_finished, found.lm_runs)):
+            self.parts.append(LMReport(found, reference, values))
+        elif found.lm_runs:
+            hidden.append(f"Runs of language models are not shown: {no_result(found.lm_runs)}.")
+        if not self.parts:
+            raise ValueError("\n".join([no_result([*found.runs, *found.lm_runs]), *warn_about_records(found, [])]))
         names = set[str]().union(*(part.references for part in self.parts))
         if reference is not None and reference not in names:
             raise ValueError(f"there is no model {reference!r} in these runs; {did_you_mean(reference, sorted(names))}")
@@ -124,19 +111,13 @@ class Report:
         for part in self.parts:
             about = f"{part.kind}: " if len(self.parts) > 1 else ""
             self.warnings += [f"{about}{warning}" for warning in part.warnings]
-        for kind, runs, shown in (
-            ("on synthetic tasks", found.runs, synthetic),
-            ("of language models", found.lm_runs, lm),
-        ):
-            if runs and not shown:
-                self.warnings.append(f"Runs {kind} are not shown: {no_result(runs)}.")
         self.repeats = find_repeats(found)
-        self.warnings += warn_about_repeats(self.repeats)
+        self.warnings += [*hidden, *warn_about_repeats(self.repeats)]
         self.summary = [sentence for part in self.parts for sentence in part.summary]
 
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name."""
-        return {name: table for part in self.parts for name, table in part.tables().items()}
+        return {name: table for part in self.parts for name, table in part.tables.items()}
 
     def figures(self) -> dict[str, Panels]:
         """The page's figures by file name."""
@@ -144,9 +125,7 @@ class Report:
 
     def page(self, title: str | None, command: str) -> Page:
         """The page. Without a title it is named after its parts; `command` is the command that makes it."""
-        data: dict[str, Any] = {}
-        for part in self.parts:
-            data |= part.data()
+        data = {key: value for part in self.parts for key, value in part.data().items()}
         runs = [run for part in self.parts for run in part.runs]
         lead = " ".join(part.lead for part in self.parts)
         own_title = self.parts[0].title if len(self.parts) == 1 else BOTH
@@ -158,8 +137,6 @@ class Report:
             yield Section("Warnings", bullets(self.warnings))
         if any(repeat.differing for repeat in self.repeats):
             yield Section("Runs with different results", repeat_table(self.repeats).to_html())
-        if codes := code_table([*self.found.runs, *self.found.lm_runs]):
-            yield Section("Versions of the code", details("Show the versions", codes.to_html()))
         for part in self.parts:
             yield from part.sections()
         yield Section("How to make this page again", commands([command]))

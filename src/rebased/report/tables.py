@@ -24,6 +24,9 @@ EMPTY = (NONE, "-")
 MANY = 10  # more columns than this are printed in smaller letters
 
 
+Parts = Mapping[str, float | str | None]
+
+
 class Number(str):
     """A cell that shows a number. A page shows its text, rounded; a CSV file gets the exact value.
 
@@ -31,13 +34,13 @@ class Number(str):
     their own in a CSV file.
     """
 
-    values: Mapping[str, float | str | None]
-    anchor: str = ""  # a place on the page that it links to
+    values: Mapping[str, float | str]
+    anchor: str  # a place on the page that it links to
 
-    def __new__(cls, text: str, value: float | None, parts: Mapping[str, float | str | None] | None = None) -> Self:
+    def __new__(cls, text: str, value: float | None, parts: Parts | None = None, anchor: str = "") -> Self:
         cell = super().__new__(cls, text)
-        known = {"": value, **(parts or {})}
-        cell.values = {what: one for what, one in known.items() if one is not None}
+        cell.values = {what: one for what, one in {"": value, **(parts or {})}.items() if one is not None}
+        cell.anchor = anchor
         return cell
 
 
@@ -52,9 +55,7 @@ class Table(NamedTuple):
         """A <table> in a box that scrolls sideways."""
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
         rows = "".join(
-            f'<tr><th scope="row">{escape(name)}</th>'
-            + "".join(f"<td>{_to_html(cell)}</td>" for cell in cells)
-            + "</tr>"
+            f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{_to_html(cell)}</td>" for cell in cells)}</tr>'
             for name, *cells in self.rows
         )
         many = ' class="many"' if len(self.head) > MANY else ""
@@ -68,11 +69,9 @@ class Table(NamedTuple):
 
     def to_latex(self) -> str:
         """A tabular that is at most as wide as a column of text: the brief columns, without those that are empty."""
-        kept = [
-            i
-            for i, name in enumerate(self.head)
-            if (not self.brief or name in self.brief) and any(row[i] not in EMPTY for row in self.rows)
-        ]
+        brief = self.brief or self.head
+        filled = {i for row in self.rows for i, cell in enumerate(row) if cell not in EMPTY}
+        kept = [i for i, name in enumerate(self.head) if name in brief and i in filled]
         head, *rows = (
             f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in _one_line(line[i])) for i in kept)} \\\\\n"
             for line in (self.head, *self.rows)
@@ -114,15 +113,8 @@ class Table(NamedTuple):
 
     def _kinds(self, column: int) -> list[str]:
         """What the cells of a column hold: "" for the value itself, then the other parts."""
-        cells = [row[column] for row in self.rows if row[column] not in EMPTY]
-        kinds = dict.fromkeys(kind for cell in cells for kind in getattr(cell, "values", ("",)))
-        return list(kinds) or [""]
-
-
-def linked(cell: Number, anchor: str) -> Number:
-    """The cell as a link to a place on the page."""
-    cell.anchor = anchor
-    return cell
+        cells = (row[column] for row in self.rows if row[column] not in EMPTY)
+        return list(dict.fromkeys(kind for cell in cells for kind in getattr(cell, "values", ("",)))) or [""]
 
 
 def _to_html(cell: str) -> str:

@@ -96,7 +96,7 @@ def test_settings_that_set_models_apart_are_told() -> None:
     assert "| ReBased (n_heads 12) |" in table
     slow = fake_lm_run("based", settings={"train.lr": "3e-4", "train.eval_every": "7"})
     table = to_markdown(compare_language_models([fake_lm_run("rebased"), slow]))
-    assert "Not all were trained alike: lr 0.0003 and 0.001." in table
+    assert "Not all were trained alike: lr 0.0003 and 0.001 (text enwik8 " in table
 
 
 @pytest.mark.parametrize(

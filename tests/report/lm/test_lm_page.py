@@ -171,9 +171,7 @@ def test_different_settings_are_different_models() -> None:
     report = Report(Collection(lm_runs=[*nine()[6:], *slow]))
     (group,) = group_language_models(report.found.lm_runs)
     assert list(group.models) == ["ReBased (lr 0.0003)", "ReBased (lr 0.001)"]
-    assert report.warnings == [
-        f"Language models side by side were not trained alike: lr 0.0003 and 0.001 ({group.data})."
-    ]
+    assert report.warnings == [f"Not all were trained alike: lr 0.0003 and 0.001 ({group.data})."]
     assert ("train.lr", "0.0003", "0.001") in settings_table(group, differing=True).rows
     assert "train.lr" not in [row[0] for row in settings_table(group, differing=False).rows]
     assert [row[2:4] for row in perplexity_table(group).rows] == [("2", "30.000 ± 0.000"), ("3", "20.700 ± 0.200")]

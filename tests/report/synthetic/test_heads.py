@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from fake_records import fake_run
 from rebased.paper.reference import PAPER
 from rebased.report.synthetic.cells import build_results
-from rebased.report.synthetic.heads import cells_by_heads, nearness
+from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.synthetic.narrative import heads_verdict
 from rebased.runs.finished import Run
 
@@ -25,9 +23,6 @@ def test_distances() -> None:
     runs = [*rebased, *runs_of(1, 0.35, model="based"), *runs_of(12, 0.45, model="based"), *runs_of(1, 0.5, 48)]
     places = cells_by_heads(build_results(runs, PAPER))
     assert list(places) == ["T = 256, 32 pairs, D = 24"]
-    near = nearness(places)
-    assert {heads: one.distance for heads, one in near.items()} == pytest.approx({1: (0.2 + 0.1) / 2, 12: 0.005})
-    assert {heads: (one.agree, len(one.distances)) for heads, one in near.items()} == {1: (0, 2), 12: (1, 2)}
     assert heads_verdict(places) == (
         "Nearest to the paper on average: 12 heads. Mean distance from the paper's values, and cells that agree with "
         "them: 1 head 0.150, 0 of 2; 12 heads 0.005, 1 of 2. This ranks numbers and is no test: the nearest was picked "

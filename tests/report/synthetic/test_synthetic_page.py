@@ -176,11 +176,12 @@ def test_every_warning() -> None:
         repeated=4,
     )
     assert Report(found).warnings == [
-        "3 damaged lines skipped, in a/record.jsonl. Their content is missing here.",
-        "1 record left out: the first line is not readable.",
+        "3 damaged lines skipped, in a/record.jsonl.",
+        "1 record left out: the first line is not readable, in a/record.jsonl.",
         "2 records left out because no run on a synthetic task or of a language model has such settings: b (its lr), "
         "c (its seed).",
-        "4 records repeat a run that was found already. One record of each run counts, a whole one if there is one.",
+        "4 records left out: of runs that were found already. One record of each run counts, a whole one if there is "
+        "one.",
         "The runs were made with 2 versions of the code, which may cause differences between them. "
         "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",
         "1 run unfinished: in no result, but in the list of all runs.",

@@ -1,6 +1,7 @@
 """Figures of language models: perplexity by model and seed, AR tokens by distance, and training curves."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from statistics import fmean
 from typing import Any
@@ -8,14 +9,12 @@ from typing import Any
 from rebased.report.drawing import (
     INK,
     Axes,
-    Draw,
-    FuncFormatter,
     LogLocator,
     MaxNLocator,
     Panels,
     draw_band,
+    draw_line,
     draw_panels,
-    hover,
     named_looks,
     powers_of_two,
 )
@@ -27,23 +26,19 @@ PLACES = 48  # of a training curve
 def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels:
     """One panel per part of the tokens, one row per model: a dot per seed, and a cross at their mean."""
 
-    def panel(part: str) -> Draw:
-        def draw(axes: Axes) -> None:
-            for row, model in enumerate(found.models):
-                by_seed = found.values(model, part)
-                values = list(by_seed.values())
-                look = styles[model] | {"ls": "none"}
-                axes.plot(values, [-row] * len(values), **look, marker="o", alpha=0.7, label=model)
-                axes.plot([sum(values) / len(values)], [-row], color=INK, ls="none", marker="x", ms=8, mew=2)
-                texts = [f"{model}, seed {seed}: {value:.3f}" for seed, value in by_seed.items()]
-                hover(axes, values, [-row] * len(values), texts)
-            axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="mean over seeds")
-            axes.set(xlabel="perplexity", ylim=(-len(found.models) + 0.5, 0.5), yticks=[])
-            axes.xaxis.set_major_locator(MaxNLocator(4))
+    def draw(part: str, axes: Axes) -> None:
+        cross: dict[str, Any] = {"color": INK, "ls": "none", "marker": "x", "ms": 8, "mew": 2}
+        for row, model in enumerate(found.models):
+            by_seed = found.values(model, part)
+            values, look = list(by_seed.values()), styles[model] | {"ls": "none"}
+            texts = [f"{model}, seed {seed}: {value:.3f}" for seed, value in by_seed.items()]
+            draw_line(axes, values, [-row] * len(values), texts, **look, marker="o", alpha=0.7, label=model)
+            axes.plot([fmean(values)], [-row], **cross)
+        axes.plot([], [], **cross, label="mean over seeds")
+        axes.set(xlabel="perplexity", ylim=(-len(found.models) + 0.5, 0.5), yticks=[])
+        axes.xaxis.set_major_locator(MaxNLocator(4))
 
-        return draw
-
-    panels = {f"{heading} tokens": panel(part) for part, heading in PARTS.items()}
+    panels = {f"{heading} tokens": partial(draw, part) for part, heading in PARTS.items()}
     return draw_panels(panels, name, "Perplexity by model, one dot per seed")
 
 
@@ -53,10 +48,8 @@ def perplexity_by_distance(found: LanguageModels, styles: dict[str, dict[str, An
 
     def draw(axes: Axes) -> None:
         for model, values in found.by_distance.items():
-            at = [distance.nearest for distance in values]
-            texts = draw_band(axes, at, list(values.values()), **styles[model], marker="o", label=model)
-            texts = [f"{model}, {where}: {text}" for where, text in zip(values, texts, strict=True)]
-            hover(axes, at, [fmean(seeds) for seeds in values.values()], texts)
+            at, texts = [distance.nearest for distance in values], [f"{model}, {where}" for where in values]
+            draw_band(axes, at, list(values.values()), texts, **styles[model], marker="o", label=model)
         axes.set(xlabel="tokens since the bigram was last seen", ylabel="perplexity of AR tokens", yscale="log")
         label_log_axes(axes)
         powers_of_two(axes, [distance.nearest for values in found.by_distance.values() for distance in values])
@@ -77,22 +70,19 @@ def training_curves(found: LanguageModels, styles: dict[str, dict[str, Any]], na
     heard = [value for run in found.runs for value in curve(run, "eval", "loss")[1]]
     bottom, top = 0.97 * min([*later, *heard]), 1.03 * max(later)
 
-    def panel(model: str) -> Draw:
-        def draw(axes: Axes) -> None:
-            for n, run in enumerate(found.models[model].values()):
-                at, values = smoothed(*curve(run, "step", "loss"))
-                axes.plot(at, values, **styles[model] | {"lw": 1.2, "ls": "-"}, label=None if n else "training")
-                at, values = curve(run, "eval", "loss")
-                dots: dict[str, Any] = {"color": INK, "marker": "o", "ms": 4, "ls": ":", "lw": 1}
-                axes.plot(at, values, **dots, label=None if n else "validation")
-                texts = [f"{model}, seed {run.seed}, step {s:,}: {v:.3f}" for s, v in zip(at, values, strict=True)]
-                hover(axes, at, values, texts)
-            axes.set(xlabel="step", ylabel="nats per token", ylim=(bottom, top))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
+    def draw(model: str, axes: Axes) -> None:
+        dots: dict[str, Any] = {"color": INK, "marker": "o", "ms": 4, "ls": ":", "lw": 1}
+        for run in found.models[model].values():
+            at, values = smoothed(*curve(run, "step", "loss"))
+            axes.plot(at, values, **styles[model] | {"lw": 1.2, "ls": "-"}, label="training")
+            at, values = curve(run, "eval", "loss")
+            texts = [f"{model}, seed {run.seed}, step {s:,}: {v:.3f}" for s, v in zip(at, values, strict=True)]
+            draw_line(axes, at, values, texts, **dots, label="validation")
+        axes.set(xlabel="step", ylabel="nats per token", ylim=(bottom, top))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
 
-        return draw
-
-    return draw_panels({model: panel(model) for model in found.models}, name, "Training and validation loss by step")
+    panels = {model: partial(draw, model) for model in found.models}
+    return draw_panels(panels, name, "Training and validation loss by step")
 
 
 def smoothed(at: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
@@ -107,7 +97,7 @@ def label_log_axes(axes: Axes) -> None:
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         short = axis.get_scale() == "linear" or high / low < 5
         axis.set_major_locator(MaxNLocator(5) if short else LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.minorticks_off()
 
 

@@ -1,6 +1,6 @@
 """Runs of language models by model and seed. Only runs that were measured on the same tokens stand side by side."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, log
@@ -8,8 +8,9 @@ from pathlib import PurePath
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rebased.analysis.paired import Comparison, compare_all
+from rebased.analysis.paired import compare_all
 from rebased.config import grouped
+from rebased.report.comparisons import Difference
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
@@ -43,9 +44,7 @@ class Distance(NamedTuple):
     tokens: int  # how many they are
 
     def __str__(self) -> str:
-        return (
-            f"{self.nearest:,} ago" if self.nearest == self.farthest else f"{self.nearest:,} to {self.farthest:,} ago"
-        )
+        return f"{self.nearest:,}{f' to {self.farthest:,}' if self.farthest > self.nearest else ''} ago"
 
 
 @dataclass(frozen=True)
@@ -80,17 +79,15 @@ class LanguageModels:
 
     def losses(self, model: str) -> tuple[float, float] | None:
         """(training loss, loss on the measured split), means over seeds; None if a record has no training loss."""
-        trained = [training_loss(run) for run in self.models[model].values()]
-        known = [loss for loss in trained if loss is not None]
+        trained = [loss for run in self.models[model].values() if (loss := training_loss(run)) is not None]
         tested = [log(value) for value in self.values(model, "all").values()]
-        return (fmean(known), fmean(tested)) if len(known) == len(trained) else None
+        return (fmean(trained), fmean(tested)) if len(trained) == len(tested) else None
 
     @property
     def overfitting(self) -> str:
         """Which models have learned the training text by heart, with numbers; empty if none has."""
         found = {model: losses for model in self.models if (losses := self.losses(model))}
-        parted = {model: losses for model, losses in found.items() if losses[1] - losses[0] > PARTED}
-        if not parted:
+        if not any(tested - trained > PARTED for trained, tested in found.values()):
             return ""
         times = {f"{count:.1f}" for run in self.runs if (count := passes(run))}
         read = f" after {' or '.join(sorted(times))} passes over the text" if times else ""
@@ -111,12 +108,10 @@ class LanguageModels:
         have it are left out."""
         found: dict[str, dict[Distance, list[float]]] = {}
         for model, runs in self.models.items():
-            values: dict[Distance, list[float]] = {}
-            for run in runs.values():
-                for distance, value in perplexity_by_distance(run, self.split).items():
-                    values.setdefault(distance, []).append(value)
-            if values:
-                found[model] = dict(sorted(values.items()))
+            by_seed = [perplexity_by_distance(run, self.split) for run in runs.values()]
+            distances = sorted(set().union(*by_seed))
+            if distances:
+                found[model] = {at: [values[at] for values in by_seed if at in values] for at in distances}
         return found
 
     @property
@@ -128,36 +123,39 @@ class LanguageModels:
 def compare_language_models(runs: Sequence[Run], known: ReferenceValues = NO_VALUES) -> LanguageModels:
     """Group runs by model and seed. Runs measured on different text, or in different windows, are refused. `known` is
     what others report for them."""
-    done, left_out = finished(runs)
+    done = [run for run in runs if is_finished(run)]
+    if not done:
+        raise ValueError(f"none of {len(runs)} run(s) of a language model is done; finish them with --resume")
     split = common_split(done)
-    check_one(done, "texts", checksum)
-    for key in ("seq_len", "isolate_documents"):
-        check_one(done, f"data.{key}", lambda run, key=key: run.settings["data"][key])  # type: ignore[misc]
-    check_one(done, "numbers of measured tokens", lambda run: measured_on(run, split)[0])
-    check_one(done, "choices of measured windows", lambda run: measured_on(run, split)[1])
-    return by_name(done, split, left_out, known)
+    for what in read(done[0]) | measured_on(done[0], split):
+        by_value = grouped(done, lambda run, what=what: (read(run) | measured_on(run, split))[what])  # type: ignore[misc]
+        if len(by_value) > 1:
+            said = "; ".join(f"{value} in {some[0].folder}" for value, some in by_value.items())
+            raise ValueError(f"these runs have different {what}, so their perplexities cannot be compared: {said}")
+    return by_name(done, split, [run.folder for run in runs if run not in done], known)
 
 
 def group_language_models(runs: Sequence[Run], known: ReferenceValues = NO_VALUES) -> list[LanguageModels]:
-    """Group runs as `compare_language_models` does, once per text and way of measuring it."""
-    done, _ = finished(runs)
-    by_data = grouped(
-        done, lambda run: (checksum(run), *(run.settings["data"][key] for key in ("seq_len", "isolate_documents")))
-    )
+    """Group the finished runs as `compare_language_models` does, once per text and way of measuring it."""
     groups = []
-    for alike in by_data.values():
+    for alike in grouped(filter(is_finished, runs), lambda run: tuple(read(run).values())).values():
         split = common_split(alike)
-        by_tokens = grouped(alike, lambda run, split=split: measured_on(run, split))  # type: ignore[misc]
+        by_tokens = grouped(alike, lambda run, split=split: tuple(measured_on(run, split).values()))  # type: ignore[misc]
         groups += [by_name(group, split, [], known) for group in by_tokens.values()]
     return groups
 
 
-def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """(runs that are done and measured, folders of the others). ValueError if no run is done."""
-    done = [run for run in runs if is_finished(run)]
-    if not done:
-        raise ValueError(f"none of {len(runs)} run(s) of a language model is done; finish them with --resume")
-    return done, [run.folder for run in runs if run not in done]
+def read(run: Run) -> dict[str, Any]:
+    """What a run read. Perplexities can be compared if it is the same."""
+    data = run.settings["data"]
+    return {"texts": checksum(run)} | {f"data.{key}": data[key] for key in ("seq_len", "isolate_documents")}
+
+
+def measured_on(run: Run, split: str) -> dict[str, Any]:
+    """On what a run was measured, which must be the same, too. Records that name no windows have all or the first."""
+    found = measured(run, split)
+    windows = found.get("windows", "all or the first")
+    return {"numbers of measured tokens": found.get("tokens"), "choices of measured windows": windows}
 
 
 def is_finished(run: Run) -> bool:
@@ -175,10 +173,8 @@ def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str], known: Ref
     models: dict[str, dict[int, Run]] = {}
     repeated = []
     for name, run in sorted(zip(names(runs), runs, strict=True), key=lambda pair: order(pair[0])):
-        if run.seed in models.setdefault(name, {}):
+        if models.setdefault(name, {}).setdefault(run.seed, run) is not run:
             repeated.append(run.folder)
-        else:
-            models[name][run.seed] = run
     return LanguageModels(split, models, [*left_out, *repeated], known)
 
 
@@ -200,14 +196,14 @@ def naming_settings(run: Run) -> dict[str, Any]:
     return {path: leaf for path, leaf in leaves.items() if path not in NAMELESS}
 
 
-def training_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The training settings in which the runs differ, with their values."""
+def training_differences(runs: Sequence[Run]) -> str:
+    """The training settings in which the runs differ, with their values: 'lr 0.0003 and 0.001'."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for path, leaf in naming_settings(run).items():
             if path.startswith("train."):
-                found.setdefault(path, {})[str(leaf)] = None
-    return {path.removeprefix("train."): list(values) for path, values in found.items() if len(values) > 1}
+                found.setdefault(path.removeprefix("train."), {})[str(leaf)] = None
+    return ", ".join(f"{key} {' and '.join(values)}" for key, values in found.items() if len(values) > 1)
 
 
 def order(name: str) -> tuple[int, str]:
@@ -270,32 +266,6 @@ def perplexity_by_distance(run: Run, split: str) -> dict[Distance, float]:
     return {Distance(at["nearest"], at["farthest"], at["tokens"]): at["perplexity"] for at in found}
 
 
-def measured_on(run: Run, split: str) -> tuple[int, str]:
-    """(number of tokens, choice of windows) of a measurement. Records that name no choice have all or the first."""
-    found = measured(run, split)
-    return found["tokens"], found.get("windows", "all or the first")
-
-
-def check_one(runs: Sequence[Run], what: str, of: Callable[[Run], Any]) -> None:
-    """ValueError, with one folder per value, if `of(run)` is not the same for all runs."""
-    first: dict[Any, str] = {}
-    for run in runs:
-        first.setdefault(of(run), run.folder)
-    if len(first) > 1:
-        said = "; ".join(f"{value} in {folder}" for value, folder in first.items())
-        raise ValueError(f"these runs have different {what}, so their perplexities cannot be compared: {said}")
-
-
-class Difference(NamedTuple):
-    """The difference in perplexity between two models on one part of the tokens."""
-
-    reference: str
-    other: str
-    part: str  # a key of PARTS
-    same_code: bool  # otherwise the code may cause the difference
-    found: Comparison  # of reference - other: a negative mean favours the reference
-
-
 def choose_reference(models: Mapping[str, Sized], wanted: str | None) -> str:
     """The model that the others are compared with; `models` has the runs of each.
 
@@ -313,11 +283,12 @@ def choose_reference(models: Mapping[str, Sized], wanted: str | None) -> str:
 def compare_models(found: LanguageModels, wanted: str | None = None) -> list[Difference]:
     """The reference against each other model, for all, AR and non-AR tokens. All p values are corrected together."""
     reference = choose_reference(found.models, wanted)
-    about, pairs = [], []
-    for other in found.models:
-        if other != reference and found.models[other].keys() & found.models[reference].keys():
-            runs = [run for model in (reference, other) for run in found.models[model].values()]
-            for part in PARTS:
-                about.append((reference, other, part, len({run.code for run in runs}) == 1))
-                pairs.append((found.values(reference, part), found.values(other, part)))
-    return [Difference(*what, one) for what, one in zip(about, compare_all(pairs), strict=True)]
+    ours = found.models[reference]
+    others = [name for name, runs in found.models.items() if name != reference and runs.keys() & ours.keys()]
+    places = [(other, part) for other in others for part in PARTS]
+    compared = compare_all([(found.values(reference, part), found.values(other, part)) for other, part in places])
+    codes = {other: {run.code for runs in (ours, found.models[other]) for run in runs.values()} for other in others}
+    return [
+        Difference(reference, other, part, len(codes[other]) == 1, one)
+        for (other, part), one in zip(places, compared, strict=True)
+    ]

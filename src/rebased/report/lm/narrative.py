@@ -5,17 +5,9 @@ from statistics import fmean
 
 from rebased.analysis.paired import Verbs
 from rebased.config import plural
-from rebased.report.comparisons import sentence, wilcoxon_limits
-from rebased.report.lm.models import (
-    PARTS,
-    Difference,
-    LanguageModels,
-    is_finished,
-    measured,
-    steps,
-    training_differences,
-)
-from rebased.report.prose import shortened, tested_of, warn_about_code, warn_about_open_runs
+from rebased.report.comparisons import Difference, sentence
+from rebased.report.lm.models import LanguageModels, is_finished, measured, steps, training_differences
+from rebased.report.prose import shortened, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
 
 BY_DISTANCE = (
@@ -56,22 +48,21 @@ def remarks(found: LanguageModels) -> list[str]:
     ]
     if remark := found.known.of(found.runs[0]).remark:
         said.append(remark)
-    if found.overfitting:
-        said.append(found.overfitting)
     if found.by_distance:
         said.append(BY_DISTANCE)
-    said += missing_distances(found)
-    differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(found.runs).items()]
-    if differ:
-        said.append(f"Not all were trained alike: {', '.join(differ)}.")
-    if found.left_out:
-        said.append(f"Left out, not done or there twice: {', '.join(found.left_out)}.")
+    said += cautions(found)
     versions = list(dict.fromkeys(f"{run.code} on {run.device}" for run in found.runs))
     return [*said, f"Code: {'; '.join(versions)}."]
 
 
-def missing_distances(found: LanguageModels) -> Iterator[str]:
-    """A sentence if some records have AR tokens by distance and others do not."""
+def cautions(found: LanguageModels) -> Iterator[str]:
+    """What a reader must know before comparing these models."""
+    if differ := training_differences(found.runs):
+        yield f"Not all were trained alike: {differ} ({found.data})."
+    if found.overfitting:
+        yield found.overfitting
+    if found.left_out:
+        yield f"Left out, not done or there twice: {', '.join(found.left_out)}."
     lacking = [run.folder for run in found.without_distances]
     if 0 < len(lacking) < len(found.runs):
         yield (
@@ -87,27 +78,8 @@ def summary(groups: Sequence[LanguageModels], differences: Sequence[Sequence[Dif
         ranked = ", ".join(f"{model} {means[model]:.2f}" for model in sorted(means, key=lambda model: means[model]))
         yield f"Perplexity: {ranked} (all tokens, mean over seeds; lower is better; {group.data})."
         where = f" ({group.data})" if len(groups) > 1 else ""
-        for text in sentences([one for one in found if one.part == "all"]):
-            yield f"{text}{where}"
-
-
-def sentences(differences: Sequence[Difference]) -> Iterator[str]:
-    """One sentence per comparison."""
-    for one in differences:
-        tokens = f"{PARTS[one.part]} tokens" if one.part != "all" else "All tokens"
-        yield sentence(one, tokens, PERPLEXITY)
-
-
-def notes_on_tests(differences: Sequence[Difference]) -> Iterator[str]:
-    """How to read the table of comparisons."""
-    yield (
-        "Differences are paired by seed: runs of one seed read the same tokens in the same order. ± and sd are the "
-        "standard deviation of the differences; the 95% interval of their mean is Student's, and not corrected. p* is "
-        f"p after Holm's correction over the {tested_of([one.found for one in differences])} of this table, for each "
-        "test separately. Cohen's d is the mean difference divided by its standard deviation. rank-biserial is -1 if "
-        "the first model has the lower perplexity with every seed."
-    )
-    yield from wilcoxon_limits(differences)
+        for one in (one for one in found if one.part == "all"):
+            yield f"{sentence(one, 'All tokens', PERPLEXITY)}{where}"
 
 
 def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[str]:
@@ -119,18 +91,10 @@ def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[st
             "number of tokens). Each set has tables of its own; nothing is averaged or compared across them."
         )
     for group in groups:
-        differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(group.runs).items()]
-        if differ:
-            yield f"Language models side by side were not trained alike: {', '.join(differ)} ({group.data})."
-        if group.overfitting:
-            yield group.overfitting
-        if group.left_out:
-            yield f"Left out, the same model and seed as another run: {', '.join(group.left_out)}."
-        yield from missing_distances(group)
-        single = [name for name, runs in group.models.items() if len(runs) == 1]
-        if single:
+        yield from cautions(group)
+        if single := [name for name, runs in group.models.items() if len(runs) == 1]:
             yield f"One seed only, so no spread and no test: {', '.join(single)} ({group.data})."
-        shared = {run.device for run in group.runs}
-        if len(shared) > 1:
-            yield f"Speeds are of different devices: {', '.join(sorted(shared))} ({group.data})."
+        devices = sorted({run.device for run in group.runs})
+        if len(devices) > 1:
+            yield f"Speeds are of different devices: {', '.join(devices)} ({group.data})."
     yield from warn_about_open_runs([run for run in found.lm_runs if not is_finished(run)], found)

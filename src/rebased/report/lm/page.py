@@ -1,15 +1,16 @@
 """The part of a page about language models: sections as the data allow, and the same tables for files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from html import escape
 from typing import Any
 
-from rebased.report.comparisons import as_record
+from rebased.config import plural
+from rebased.report.comparisons import Difference, as_record, notes_on_tests
 from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.models import LanguageModels, compare_models, curve, group_language_models, kind_in
-from rebased.report.page import Section, bullets, commands, details, figure, paragraphs
+from rebased.report.page import Section, commands, details, figure, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
@@ -28,6 +29,15 @@ CURVES = (
     "One line per run, of means over consecutive steps. Dots: the loss on the first windows of the valid split. Where "
     "the dots rise above the line, the model learns the training text by heart."
 )
+AGAIN = "To train one of these runs again, from the folder that holds it, with the folder of its prepared text:"
+LEADS = {
+    "Perplexity": paragraphs(PERPLEXITY),
+    "Perplexity of AR tokens by distance": paragraphs(narrative.BY_DISTANCE),
+    "Perplexity: paired comparisons": "",
+    "Training curves": "",
+    "Settings of the language models": "",
+}
+"""The sections, in their order, and what stands above the groups of models in each."""
 
 
 class LMReport:
@@ -46,51 +56,62 @@ class LMReport:
         self.warnings = list(narrative.warnings(found, self.groups))
         self.summary = list(narrative.summary(self.groups, self.differences))
 
+    @cached_property
+    def _tables(self) -> list[dict[str, Table]]:
+        return [tables_of(group, found) for group, found in zip(self.groups, self.differences, strict=True)]
+
+    @cached_property
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name; with several groups, numbered from 1."""
-        named = {}
-        for n, (group, found) in enumerate(zip(self.groups, self.differences, strict=True), start=1):
+        named: dict[str, Table] = {}
+        for n, found in enumerate(self._tables, start=1):
             suffix = f"_{n}" if len(self.groups) > 1 else ""
-            named[f"lm_perplexity{suffix}"] = tables.perplexity_table(group)
-            if (distances := tables.distance_table(group, tables.with_sd)) is not None:
-                named[f"lm_by_distance{suffix}"] = distances
-            if found:
-                named[f"lm_compared{suffix}"] = tables.comparison_table(found)
-            named[f"lm_settings{suffix}"] = tables.settings_table(group, differing=False)
-            if len(group.models) > 1:
-                named[f"lm_settings_by_model{suffix}"] = tables.settings_table(group, differing=True)
-        return named | {"lm_runs": self._runs_table()}
+            named |= {f"lm_{what}{suffix}": table for what, table in found.items()}
+        names = {run.digest: name for group in self.groups for name, of in group.models.items() for run in of.values()}
+        return named | {"lm_runs": tables.runs_table(self.runs, names)}
 
     @cached_property
     def figures(self) -> dict[str, Panels]:
         """The page's figures by name; groups are numbered from 1."""
-        drawn: list[Panels | None] = []
+        styles, drawn = figures.styles_of(self.groups), list[Panels | None]()
         for n, group in enumerate(self.groups, start=1):
-            drawn.append(figures.perplexity_by_model(group, self._styles, f"perplexity-{n}"))
-            drawn.append(figures.perplexity_by_distance(group, self._styles, f"by-distance-{n}"))
-            drawn.append(figures.training_curves(group, self._styles, f"training-{n}"))
+            drawn.append(figures.perplexity_by_model(group, styles, f"perplexity-{n}"))
+            drawn.append(figures.perplexity_by_distance(group, styles, f"by-distance-{n}"))
+            drawn.append(figures.training_curves(group, styles, f"training-{n}"))
         return {panels.name: panels for panels in drawn if panels is not None}
 
     def sections(self) -> Iterator[Section]:
         """Perplexity, AR tokens by distance, comparisons, training curves, settings, all runs."""
-        yield Section("Perplexity", paragraphs(PERPLEXITY) + self._each(self._perplexity))
-        distances = self._each(self._distances)
-        if distances:
-            yield Section("Perplexity of AR tokens by distance", paragraphs(narrative.BY_DISTANCE) + distances)
-        if any(self.differences):
-            yield Section("Perplexity: paired comparisons", self._each(self._comparisons))
-        curves = self._each(self._curves)
-        if curves:
-            yield Section("Training curves", curves)
-        yield Section("Settings of the language models", self._each(self._settings))
-        again = paragraphs(
-            "To train one of these runs again, from the folder that holds it, with the folder of its prepared text:"
-        )
-        again += commands(
-            [f"rebased lm train --config {self.runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"]
-        )
-        runs = details(f"Show {narrative.plural(len(self.runs), 'run')}", self._runs_table().to_html())
-        yield Section("All runs of language models", runs + again)
+        bodies = [self._bodies(n, group) for n, group in enumerate(self.groups)]
+        for heading, lead in LEADS.items():
+            html = ""
+            for group, found in zip(self.groups, bodies, strict=True):
+                if body := found.get(heading):
+                    html += (f"<h3>{escape(group.data)}</h3>" if len(self.groups) > 1 else "") + body
+            if html:
+                yield Section(heading, lead + html)
+        again = f"rebased lm train --config {self.runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"
+        runs = details(f"Show {plural(len(self.runs), 'run')}", self.tables["lm_runs"].to_html())
+        yield Section("All runs of language models", runs + paragraphs(AGAIN) + commands([again]))
+
+    def _bodies(self, n: int, group: LanguageModels) -> dict[str, str]:
+        html = {what: table.to_html() for what, table in self._tables[n].items()}
+        sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
+        dots = figure(self.figures[f"perplexity-{n + 1}"], "One dot per seed; the cross is their mean.")
+        lead, notes = paragraphs(narrative.describe_data(group)), paragraphs(*dict.fromkeys(sources))
+        shared = details("Show the settings that all models share", html["settings"])
+        found = {
+            "Perplexity": lead + html["perplexity"] + notes + dots,
+            "Settings of the language models": html.get("settings_by_model", "") + shared,
+        }
+        if "by_distance" in html:
+            picture = figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
+            found["Perplexity of AR tokens by distance"] = html["by_distance"] + picture
+        if compared := self.differences[n]:
+            found["Perplexity: paired comparisons"] = html["compared"] + paragraphs(*notes_on_tests(compared))
+        if curves := self.figures.get(f"training-{n + 1}"):
+            found["Training curves"] = figure(curves, CURVES)
+        return found
 
     def data(self) -> dict[str, Any]:
         """Configs, results, curves and comparisons, to be embedded in the page as JSON."""
@@ -117,44 +138,14 @@ class LMReport:
             }
         }
 
-    def _each(self, body: Any) -> str:
-        """The body of every group, with a heading where there are several."""
-        bodies = [(group, body(n, group)) for n, group in enumerate(self.groups)]
-        heads = len(self.groups) > 1
-        return "".join((f"<h3>{escape(group.data)}</h3>" if heads else "") + html for group, html in bodies if html)
 
-    def _perplexity(self, n: int, group: LanguageModels) -> str:
-        table = tables.perplexity_table(group)
-        sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
-        note = paragraphs(*filter(None, dict.fromkeys(sources)))
-        picture = self.figures[f"perplexity-{n + 1}"]
-        caption = "One dot per seed; the cross is their mean."
-        return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)
-
-    def _distances(self, n: int, group: LanguageModels) -> str:
-        table, picture = tables.distance_table(group, tables.with_sd), self.figures.get(f"by-distance-{n + 1}")
-        return table.to_html() + figure(picture, BY_DISTANCE) if table and picture else ""
-
-    def _comparisons(self, n: int, group: LanguageModels) -> str:
-        found = self.differences[n]
-        if not found:
-            return ""
-        table = tables.comparison_table(found).to_html()
-        return bullets(narrative.sentences(found)) + table + paragraphs(*narrative.notes_on_tests(found))
-
-    def _curves(self, n: int, group: LanguageModels) -> str:
-        picture = self.figures.get(f"training-{n + 1}")
-        return figure(picture, CURVES) if picture else ""
-
-    def _settings(self, n: int, group: LanguageModels) -> str:
-        differ, shared = (tables.settings_table(group, differing=differing) for differing in (True, False))
-        own = differ.to_html() if differ.rows else ""
-        return own + details("Show the settings that all models share", shared.to_html())
-
-    @property
-    def _styles(self) -> dict[str, dict[str, Any]]:
-        return figures.styles_of(self.groups)
-
-    def _runs_table(self) -> Table:
-        names = {run.digest: name for group in self.groups for name, of in group.models.items() for run in of.values()}
-        return tables.runs_table(self.runs, names)
+def tables_of(group: LanguageModels, found: Sequence[Difference]) -> dict[str, Table]:
+    """The tables of a group of models and their comparisons."""
+    some = {
+        "perplexity": tables.perplexity_table(group),
+        "by_distance": tables.distance_table(group, tables.with_sd),
+        "compared": tables.comparison_table(found) if found else None,
+        "settings": tables.settings_table(group, differing=False),
+        "settings_by_model": tables.settings_table(group, differing=True) if len(group.models) > 1 else None,
+    }
+    return {name: table for name, table in some.items() if table}

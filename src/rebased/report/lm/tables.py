@@ -5,10 +5,9 @@ from itertools import combinations
 from math import isnan
 from statistics import fmean, median
 
-from rebased.analysis.intervals import t_interval
-from rebased.analysis.spread import describe
-from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
-from rebased.report.lm.models import PARTS, Difference, LanguageModels, measured, steps
+from rebased.analysis.spread import describe, student_interval
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, Difference, pair_cells, result_cells
+from rebased.report.lm.models import PARTS, SPLITS, LanguageModels, measured, steps
 from rebased.report.reference_values import Measure
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
@@ -22,7 +21,7 @@ Cell = Callable[[Sequence[float]], str]
 def with_interval(values: Sequence[float], sign: str = "") -> str:
     """The mean ± half of its 95 % interval (Student's t), which fewer than three values do not have."""
     middle = fmean(values)
-    half = t_interval(values).high - middle
+    half = student_interval(values)[1] - middle
     if isnan(half):
         return number(middle, f"{sign}.3f")
     return Number(f"{middle:{sign}.3f} ± {half:.3f}", middle, {"half of the 95% interval": half})
@@ -69,14 +68,11 @@ def task_table(found: LanguageModels, scores: Mapping[str, Mapping[str, float]])
     scores. `scores` are those of each run, by its digest (runs/evaluations.py)."""
     own = {model: [scores.get(run.digest, {}) for run in runs.values()] for model, runs in found.models.items()}
     tasks = sorted({task for several in own.values() for each in several for task in each})
-    if not tasks:
-        return None
     rows = []
     for task in tasks:
-        values = {model: [each[task] for each in several if task in each] for model, several in own.items()}
-        cells = [with_interval(some) if some else NONE for some in values.values()]
-        rows.append((task, *cells))
-    return Table(("task", *own), rows)
+        values = [[each[task] for each in several if task in each] for several in own.values()]
+        rows.append((task, *(with_interval(some) if some else NONE for some in values)))
+    return Table(("task", *own), rows) if rows else None
 
 
 def perplexity_table(found: LanguageModels, cell: Cell = with_sd, *, always: bool = False) -> Table:
@@ -87,8 +83,9 @@ def perplexity_table(found: LanguageModels, cell: Cell = with_sd, *, always: boo
     for model, by_seed in found.models.items():
         runs = list(by_seed.values())
         cells = [cell(list(found.values(model, part).values())) for part in PARTS]
-        row = (model, number(runs[0].parameters, ","), number(len(runs), "d"), *cells, number(speed(runs), ",.0f"))
-        rows.append((*row, *reference_cell(reference_of(model, found), found)) if known else row)
+        theirs = reference_cell(reference_of(model, found), found) if known else ()
+        place = (model, number(runs[0].parameters, ","), number(len(runs), "d"))
+        rows.append((*place, *cells, number(speed(runs), ",.0f"), *theirs))
     head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s")
     return Table((*head, *reference_heading(found)) if known else head, rows, head[:-1])
 
@@ -110,10 +107,8 @@ def settings_table(found: LanguageModels, *, differing: bool) -> Table:
     rows = []
     for path in dict.fromkeys(path for column in columns.values() for path in column):
         values = [column.get(path, NONE) for column in columns.values()]
-        if differing and len(set(values)) > 1:
-            rows.append((path, *values))
-        elif not differing and len(set(values)) == 1:
-            rows.append((path, values[0]))
+        if differing == (len(set(values)) > 1):
+            rows.append((path, *(values if differing else values[:1])))
     return Table(("setting", *columns) if differing else ("setting", "value"), rows)
 
 
@@ -133,27 +128,21 @@ def runs_table(runs: Sequence[Run], names: dict[str, str]) -> Table:
         *("status", "code", "device", "processes"),
     )
     brief = ("run", "model", "seed", *PARTS.values(), "steps")
-    return Table(head, [_run(run, names.get(run.digest, run.model)) for run in runs], brief)
-
-
-def _run(run: Run, name: str) -> tuple[str, ...]:
-    split = next((split for split in ("test", "valid") if measured(run, split)), None)
-    found = measured(run, split) if split else {}
-    lines = steps(run)
-    return (
-        run.digest,
-        name,
-        number(run.seed, "d"),
-        split or NONE,
-        *(number(found[part]["perplexity"] if found else None) for part in PARTS),
-        number(lines[-1]["step"] if lines else 0, "d"),
-        number(lines[-1]["tokens"] if lines else 0, ","),
-        number(speed([run]) if lines else None, ",.0f"),
-        run.status,
-        run.code,
-        run.device,
-        number(run.lines[0].get("processes", 1), "d"),
-    )
+    rows = []
+    for run in runs:
+        split = next((split for split in SPLITS if measured(run, split)), NONE)
+        found, lines = measured(run, split), steps(run)
+        rows.append(
+            (
+                *(run.digest, names.get(run.digest, run.model), number(run.seed, "d"), split),
+                *(number(found[part]["perplexity"] if found else None) for part in PARTS),
+                number(lines[-1]["step"] if lines else 0, "d"),
+                number(lines[-1]["tokens"] if lines else 0, ","),
+                number(speed([run]) if lines else None, ",.0f"),
+                *(run.status, run.code, run.device, number(run.lines[0].get("processes", 1), "d")),
+            )
+        )
+    return Table(head, rows, brief)
 
 
 def speed(runs: Sequence[Run]) -> float:
@@ -181,14 +170,13 @@ def reference_cell(values: Sequence[float], found: LanguageModels, sign: str = "
 def compare_tables(found: LanguageModels, scores: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Table]:
     """The tables of `rebased lm compare` by name: perplexity by model, the differences if there are several models, AR
     tokens by distance if records have them, and scores on tasks if there are some, by digest and task."""
-    tables = {"models": perplexity_table(found, with_interval, always=True)}
-    if len(found.models) > 1:
-        tables["differences"] = difference_table(found)
-    if (distances := distance_table(found, with_interval)) is not None:
-        tables["by_distance"] = distances
-    if (tasks := task_table(found, scores or {})) is not None:
-        tables["tasks"] = tasks
-    return tables
+    tables = {
+        "models": perplexity_table(found, with_interval, always=True),
+        "differences": difference_table(found) if len(found.models) > 1 else None,
+        "by_distance": distance_table(found, with_interval),
+        "tasks": task_table(found, scores or {}),
+    }
+    return {name: table for name, table in tables.items() if table}
 
 
 def as_markdown(tables: Mapping[str, Table], sentences: Sequence[str]) -> str:

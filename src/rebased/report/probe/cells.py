@@ -34,8 +34,7 @@ class ProbeCell:
     @property
     def layer(self) -> dict[str, Any]:
         """The last layer with a matrix, of the first seed."""
-        layer: dict[str, Any] = self.first["layers"][-1]
-        return layer
+        return self.first["layers"][-1]
 
     def values(self, name: str, which: str = "mean") -> dict[int, float]:
         """A measure of the last layer with a matrix, by seed: its mean over heads, or the best head's."""

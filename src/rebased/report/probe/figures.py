@@ -1,14 +1,15 @@
 """The figures of a page on probes: attention maps, one row of them, similarities, and attention by distance."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import exp
 from typing import Any
 
 from rebased.analysis.attention import UNIT
-from rebased.report.drawing import INK, SERIES, Axes, Draw, MaxNLocator, Panels, draw_panels, named_looks, powers_of_two
-from rebased.report.heatmap import heatmap, panels, scale
+from rebased.report.drawing import INK, SERIES, Axes, MaxNLocator, Panels, draw_panels, grid, named_looks, powers_of_two
+from rebased.report.heatmap import heatmap, scale
 from rebased.report.probe.cells import ProbeCell, Record
-from rebased.report.probe.tables import similarities
+from rebased.report.probe.tables import best_layer, similarities
 
 TOP = 6.0  # similarities are drawn up to so many times their mean
 
@@ -26,76 +27,54 @@ def attention_maps(cells: Sequence[ProbeCell], example: int, which: str) -> str 
         matrix = [[weight / UNIT for weight in row] for row in mine[which]]
         drawn[str(cell.model)] = heatmap(matrix, f"Attention of {cell.model}", list(enumerate(mine["targets"])))
     columns = 4 if len(drawn) > 3 else len(drawn)
-    return (scale() if example == 0 else "") + panels(drawn, columns)
+    return (scale() if example == 0 else "") + grid(drawn, columns)
 
 
 def last_rows(cells: Sequence[ProbeCell]) -> Panels | None:
     """The weights of the last question by position of the key, one panel per model: Figure 9. None if none was kept."""
-    known = [cell for cell in cells if cell.layer["drawn"]]
-    if not known:
-        return None
 
-    def panel(cell: ProbeCell) -> Draw:
-        kept = cell.layer["drawn"][0]
+    def draw(kept: dict[str, Any], axes: Axes) -> None:
         weights, target = [weight / UNIT for weight in kept["best"][-1]], kept["targets"][-1]
+        axes.bar(range(len(weights)), weights, color=SERIES[0], width=0.9)
+        answer: dict[str, Any] = {"color": SERIES[1], "marker": "o", "ls": "none", "label": "the answer's position"}
+        axes.plot([target], [weights[target]], **answer)
+        share = 1 / (kept["queries"][-1] + 1)
+        axes.axhline(share, color=INK, lw=1, ls=":", label="uniform share")
+        axes.set(xlabel="position", ylabel="attention", ylim=(0, max(*weights, 4 * share) * 1.08))
 
-        def draw(axes: Axes) -> None:
-            axes.bar(range(len(weights)), weights, color=SERIES[0], width=0.9)
-            axes.plot(
-                [target], [weights[target]], color=SERIES[1], marker="o", ls="none", label="the answer's position"
-            )
-            share = 1 / (kept["queries"][-1] + 1)
-            axes.axhline(share, color=INK, lw=1, ls=":", label="uniform share")
-            axes.set(xlabel="position", ylabel="attention", ylim=(0, max(*weights, 4 * share) * 1.08))
-
-        return draw
-
-    return draw_panels({str(cell.model): panel(cell) for cell in known}, "row-0", "Attention of the last query")
+    panels = {str(cell.model): partial(draw, kept) for cell in cells for kept in cell.layer["drawn"][:1]}
+    return draw_panels(panels, "row-0", "Attention of the last query") if panels else None
 
 
 def similarity_panels(cells: Sequence[ProbeCell]) -> Panels | None:
     """Similarity against s = q . k / sqrt(K), over the density of s: Figure 2. None if no mixer has a similarity."""
-    known = [(cell, parts[0]) for cell in cells if (parts := similarities(cell))]
 
-    def panel(part: dict[str, Any]) -> Draw:
-        def draw(axes: Axes) -> None:
-            xs = fill_density(axes, part["scores"])
-            axes.plot(
-                xs, [value / part["mean"] for value in part["similarity"]], color=SERIES[0], lw=2, label="similarity"
-            )
-            finish(axes, "s = q · k / √K")
+    def draw(part: dict[str, Any], axes: Axes) -> None:
+        xs, ys = fill_density(axes, part["scores"]), [value / part["mean"] for value in part["similarity"]]
+        axes.plot(xs, ys, color=SERIES[0], lw=2, label="similarity")
+        finish(axes, "s = q · k / √K")
 
-        return draw
-
-    drawn = {str(cell.model): panel(part) for cell, part in known}
+    drawn = {str(cell.model): partial(draw, part) for cell in cells for part in similarities(cell)[:1]}
     return draw_panels(drawn, "similarity", "Similarity by score") if drawn else None
 
 
 def parabola_panels(cells: Sequence[ProbeCell]) -> Panels | None:
     """The learnt similarity against q . k before gamma and beta, beside exp and Based. None without gamma and beta."""
-    known = [
-        (cell, part["learned"]) for cell in cells for part in similarities(cell)[:1] if part["learned"] is not None
-    ]
 
-    def panel(part: dict[str, Any]) -> Draw:
-        def draw(axes: Axes) -> None:
-            xs = fill_density(axes, part["scores"])
-            a, b, c = part["parabola"]
-            held = [
-                (x, low, high) for x, low, high in zip(xs, part["low"], part["high"], strict=True) if low is not None
-            ]
-            at, lows, highs = (list(each) for each in zip(*held, strict=True))
-            axes.fill_between(at, lows, highs, color=SERIES[0], alpha=0.2, lw=0)
-            axes.plot(xs, [a * x * x + b * x + c for x in xs], color=SERIES[0], lw=2, label="learnt (best parabola)")
-            axes.plot(xs, [exp(x) for x in xs], color=SERIES[1], lw=1.5, ls="--", label="exp")
-            axes.plot(
-                xs, [1 + x + x * x / 2 for x in xs], color=SERIES[2], lw=1.5, ls="-.", label="Based: 1 + x + x²/2"
-            )
-            finish(axes, "q · k / √K before γ and β")
+    def draw(part: dict[str, Any], axes: Axes) -> None:
+        xs = fill_density(axes, part["scores"])
+        a, b, c = part["parabola"]
+        held = [each for each in zip(xs, part["low"], part["high"], strict=True) if each[1] is not None]
+        at, lows, highs = map(list, zip(*held, strict=True))
+        axes.fill_between(at, lows, highs, color=SERIES[0], alpha=0.2, lw=0)
+        axes.plot(xs, [a * x * x + b * x + c for x in xs], color=SERIES[0], lw=2, label="learnt (best parabola)")
+        axes.plot(xs, [exp(x) for x in xs], color=SERIES[1], lw=1.5, ls="--", label="exp")
+        based = [1 + x + x * x / 2 for x in xs]
+        axes.plot(xs, based, color=SERIES[2], lw=1.5, ls="-.", label="Based: 1 + x + x²/2")
+        finish(axes, "q · k / √K before γ and β")
 
-        return draw
-
-    drawn = {str(cell.model): panel(part) for cell, part in known}
+    learned = ((cell, part["learned"]) for cell in cells for part in similarities(cell)[:1])
+    drawn = {str(cell.model): partial(draw, part) for cell, part in learned if part is not None}
     columns = min(max(len(drawn), 2), 3)
     return draw_panels(drawn, "parabola", "Learnt similarity by product of q and k", columns) if drawn else None
 
@@ -121,13 +100,9 @@ def mass_by_distance(records: Sequence[Record], names: Sequence[str]) -> Panels:
     styles = named_looks(names)
 
     def draw(axes: Axes) -> None:
-        labelled: set[str] = set()
         for name, record in zip(names, records, strict=True):
-            xs = [each["nearest"] for each in record["distances"]]
-            best = next(layer for layer in record["layers"] if layer["layer"] == record["best"]["layer"])
-            ys = [each["best"] for each in best["by_distance"]]
-            axes.plot(xs, ys, **styles[name], marker="o", label=None if name in labelled else name)
-            labelled.add(name)
+            xs, ys = [each["nearest"] for each in record["distances"]], best_layer(record)["by_distance"]
+            axes.plot(xs, [each["best"] for each in ys], **styles[name], marker="o", label=name)
         axes.plot(xs, [each["uniform"] for each in record["distances"]], color=INK, lw=1, ls=":", label="uniform")
         axes.set(xlabel="tokens since the previous occurrence", ylabel="attention, best head", ylim=(0, None))
         powers_of_two(axes, xs)

@@ -36,6 +36,13 @@ TEXT = (
     "followed the previous occurrence, which is the token to be recalled. uniform: the weight if all visible tokens "
     "were alike. The best head is the one with the most such attention in its layer; intervals are over windows, 95 %."
 )
+MAPS = "each model's best head, first seed. Rows: questions; columns: positions of the pairs."
+ROW = "Example 1, best head of the first seed: attention of the last question on the positions of the pairs."
+SIMILARITY = "Line: similarity divided by its mean. Grey: how often a score occurs in the model of the first seed."
+PARABOLAS = (
+    "The same similarities against q · k before γ and β, as in the paper's Figure 2. It is no function of q · k alone: "
+    "the band holds 80 % of the pairs, the line is the parabola that fits best."
+)
 HIGHER = Verbs("has a higher IoU than", "has a lower IoU than", "have the same IoU")
 
 
@@ -72,15 +79,10 @@ class ProbeReport:
     def page(self, command: str) -> Page:
         """The page; `command` is the command that makes it."""
         seeds = {record["config"]["train"]["seed"] for record in self.records}
-        lead = f"{plural(len(self.records), 'run')}, {plural(len(seeds), 'seed')}. Attention matrices, computed again "
-        lead += "from queries and keys."
-        return Page(
-            "Where attention looks",
-            lead,
-            list(self._sections(command)),
-            describe_origin([run_of(record) for record in self.records]),
-            {"probes": self.records},
-        )
+        counts = f"{plural(len(self.records), 'run')}, {plural(len(seeds), 'seed')}"
+        lead = f"{counts}. Attention matrices, computed again from queries and keys."
+        origin = describe_origin([run_of(record) for record in self.records])
+        return Page("Where attention looks", lead, list(self._sections(command)), origin, {"probes": self.records})
 
     def _sections(self, command: str) -> Iterator[Section]:
         yield Section("Summary", bullets(self.summary))
@@ -91,21 +93,15 @@ class ProbeReport:
             sources = {c.reference.source: c.known.name for c in cells if "iou" in c.reference.values}
             notes = [IOU, *(f"{name}: {source}" for source, name in sources.items())]
             every = details("Show every run, with intervals over examples", tables.examples_table(cells).to_html())
-            yield Section(
-                f"Soft IoU of attention and answers{where}",
-                tables.iou_table(cells).to_html() + paragraphs(*notes) + every,
-            )
+            body = tables.iou_table(cells).to_html() + paragraphs(*notes) + every
+            yield Section(f"Soft IoU of attention and answers{where}", body)
             yield Section(f"Where attention is{where}", tables.look_table(cells).to_html() + paragraphs(LOOK))
-            for d_model in dict.fromkeys(cell.d_model for cell in cells):
-                yield from self._pictures(
-                    [cell for cell in cells if cell.d_model == d_model], f"{where}, D = {d_model}"
-                )
+            for d_model, alike in by_width(cells).items():
+                yield from self._pictures(alike, f"{where}, D = {d_model}")
         if self.texts:
-            table = tables.text_table(self.texts, self.text_names)
+            table = details("Show every layer", tables.text_table(self.texts, self.text_names).to_html())
             picture = figure(figures.mass_by_distance(self.texts, self.text_names), TEXT)
-            yield Section(
-                "Attention on the token to be recalled", picture + details("Show every layer", table.to_html())
-            )
+            yield Section("Attention on the token to be recalled", picture + table)
         yield Section("How to make this page again", commands([command]))
 
     def _pictures(self, cells: Sequence[ProbeCell], where: str) -> Iterator[Section]:
@@ -114,32 +110,15 @@ class ProbeReport:
         for example in range(max(len(cell.layer["drawn"]) for cell in cells)):
             best, mean = (figures.attention_maps(cells, example, which) for which in ("best", "mean"))
             if best and mean:
-                caption = (
-                    f"Example {example + 1}: each model's best head, first seed. Rows: questions; columns: positions "
-                    "of the pairs."
-                )
-                body += figure(best, caption) + details("Show the mean over heads", mean)
+                body += figure(best, f"Example {example + 1}: {MAPS}") + details("Show the mean over heads", mean)
         if body:
             yield Section(f"Attention maps{where}", body)
-        row = figures.last_rows(cells)
-        if row:
-            caption = (
-                "Example 1, best head of the first seed: attention of the last question on the positions of the pairs."
-            )
-            yield Section(f"The last question{where}", figure(row, caption))
-        picture = figures.similarity_panels(cells)
-        if picture:
-            parabolas = figures.parabola_panels(cells)
-            caption = (
-                "Line: similarity divided by its mean. Grey: how often a score occurs in the model of the first seed."
-            )
-            body = figure(picture, caption)
-            if parabolas:
-                caption = (
-                    "The same similarities against q · k before γ and β, as in the paper's Figure 2. It is no function "
-                    "of q · k alone: the band holds 80 % of the pairs, the line is the parabola that fits best."
-                )
-                body += figure(parabolas, caption)
+        if row := figures.last_rows(cells):
+            yield Section(f"The last question{where}", figure(row, ROW))
+        if picture := figures.similarity_panels(cells):
+            body = figure(picture, SIMILARITY)
+            if parabolas := figures.parabola_panels(cells):
+                body += figure(parabolas, PARABOLAS)
             table = tables.similarity_table(cells).to_html()
             yield Section(f"Similarity of queries and keys{where}", body + table + paragraphs(SMALL))
 
@@ -147,8 +126,7 @@ class ProbeReport:
         pairs = contests(self.cells)
         found = compare_all([(one.values("iou"), other.values("iou")) for one, other in pairs])
         for task, cells in self.by_task().items():
-            for d_model in dict.fromkeys(cell.d_model for cell in cells):
-                here = [cell for cell in cells if cell.d_model == d_model]
+            for d_model, here in by_width(cells).items():
                 ranked = sorted(here, key=lambda cell: -cell.spread("iou").mean)
                 order = ", ".join(f"{cell.model} {cell.spread('iou').mean:.3f}" for cell in ranked)
                 yield f"Soft IoU ({task}, D = {d_model}): {order}."
@@ -156,19 +134,17 @@ class ProbeReport:
                     if one in here:
                         yield in_words(str(one.model), str(other.model), comparison, HIGHER)
                 yield from near_zero(here)
-        compared = [(cell, cell.reference.values["iou"]) for cell in self.cells if "iou" in cell.reference.values]
-        if compared:
-            name = compared[0][0].known.name
+        if compared := [(cell, value) for cell in self.cells if (value := cell.reference.values.get("iou"))]:
             outcomes = Counter(agreement(cell.spread("iou"), value) for cell, value in compared)
             yield (
-                f"The {name} has an IoU for {len(compared)} of these cells: {outcomes['agrees']} agree with it within "
-                f"{compared[0][1].margin:g}, {outcomes['differs']} differ, {outcomes['too wide to tell']} are too wide "
-                "to tell."
+                f"The {compared[0][0].known.name} has an IoU for {len(compared)} of these cells: {outcomes['agrees']} "
+                f"agree with it within {compared[0][1].margin:g}, {outcomes['differs']} differ, "
+                f"{outcomes['too wide to tell']} are too wide to tell."
             )
 
     def _text_findings(self) -> Iterator[str]:
         for name, record in zip(self.text_names, self.texts, strict=True):
-            best = next(layer for layer in record["layers"] if layer["layer"] == record["best"]["layer"])
+            best = tables.best_layer(record)
             yield (
                 f"{name}, seed {record['config']['train']['seed']}: at {record['ar_tokens']:,} AR tokens, head "
                 f"{best['best_head']} of layer {best['layer']} puts {best['best']:.4f} of its attention on the token "
@@ -176,15 +152,17 @@ class ProbeReport:
             )
 
     def _warnings(self) -> Iterator[str]:
-        reasons = dict.fromkeys(record["not_drawn"] for record in self.records if record.get("not_drawn"))
-        for reason in reasons:
+        for reason in dict.fromkeys(record["not_drawn"] for record in self.records if record.get("not_drawn")):
             yield f"No attention maps: {reason}."
-        few = [cell for cell in self.cells if cell.accuracy.mean < 0.5]
-        if few:
-            names = ", ".join(cell.name for cell in few)
-            yield f"These models answer less than half of the questions; their attention says little: {names}."
+        if few := [cell.name for cell in self.cells if cell.accuracy.mean < 0.5]:
+            yield f"These models answer less than half of the questions; their attention says little: {', '.join(few)}."
         if any(isnan(cell.spread("iou").sd) for cell in self.cells):
             yield "Some cells have one seed: no spread, and no test between models."
+
+
+def by_width(cells: Sequence[ProbeCell]) -> dict[int, list[ProbeCell]]:
+    """The cells of each width."""
+    return grouped(cells, lambda cell: cell.d_model)
 
 
 def contests(cells: Sequence[ProbeCell]) -> list[tuple[ProbeCell, ProbeCell]]:
@@ -206,8 +184,7 @@ def near_zero(cells: Sequence[ProbeCell]) -> Iterator[str]:
         if parts and cell.model.kind in ("Based", "ReBased"):
             tenth, hundredth = (fmean([part["small"][bound] for part in parts]) for bound in ("0.1", "0.01"))
             least = min(part["least"] / part["mean"] for part in parts)
-            phrases.append(
-                f"{cell.model} {tenth:.1%} ({hundredth:.1%}), its smallest similarity is {least:.2g} of the mean"
-            )
+            shares = f"{tenth:.1%} ({hundredth:.1%})"
+            phrases.append(f"{cell.model} {shares}, its smallest similarity is {least:.2g} of the mean")
     if phrases:
         yield f"Weights below a tenth (a hundredth) of the uniform one: {'; '.join(phrases)}."

@@ -12,26 +12,25 @@ from rebased.report.tables import NONE, Table, plus_minus
 
 def iou_table(cells: Sequence[ProbeCell]) -> Table:
     """Soft IoU over heads, of the best head and of the mean matrix, accuracy, and reference values with a verdict."""
-    head = ["model", "D", "seeds", "IoU", "IoU, live heads", "IoU, best head", "IoU, mean matrix", "accuracy"]
+    head = ("model", "D", "seeds", "IoU", "IoU, live heads", "IoU, best head", "IoU, mean matrix", "accuracy")
     names = [cell.known.name for cell in cells if "iou" in cell.reference.values]
-    head += [f"{names[0]}: IoU", f"{names[0]}: accuracy", "IoU agrees"] if names else []
-    rows = []
-    for cell in cells:
-        row = [str(cell.model), str(cell.d_model), str(len(cell.records))]
-        live = plus_minus(describe(list(cell.live_iou.values()))) if cell.live_iou else NONE
-        row += [plus_minus(cell.spread("iou")), live, plus_minus(cell.spread("iou", "best"))]
-        row += [plus_minus(cell.matrix_iou), plus_minus(cell.accuracy)]
-        if names:
-            row += verdict(cell)
-        rows.append(tuple(row))
-    return Table(tuple(head), rows)
+    rows = [
+        (
+            *(str(cell.model), str(cell.d_model), str(len(cell.records)), plus_minus(cell.spread("iou"))),
+            plus_minus(describe(list(cell.live_iou.values()))) if cell.live_iou else NONE,
+            *map(plus_minus, (cell.spread("iou", "best"), cell.matrix_iou, cell.accuracy)),
+            *(verdict(cell) if names else ()),
+        )
+        for cell in cells
+    ]
+    return Table((*head, f"{names[0]}: IoU", f"{names[0]}: accuracy", "IoU agrees") if names else head, rows)
 
 
-def verdict(cell: ProbeCell) -> list[str]:
+def verdict(cell: ProbeCell) -> tuple[str, str, str]:
     """The reported IoU and accuracy, and whether the IoU agrees with ours."""
     iou, accuracy = cell.reference.values.get("iou"), cell.reference.values.get("probed_accuracy")
-    near = NONE if iou is None else agreement(cell.spread("iou"), iou)
-    return [*(f"{value.mean:.3f}" if value else NONE for value in (iou, accuracy)), near]
+    near = agreement(cell.spread("iou"), iou) if iou else NONE
+    return f"{iou.mean:.3f}" if iou else NONE, f"{accuracy.mean:.3f}" if accuracy else NONE, near
 
 
 def look_table(cells: Sequence[ProbeCell]) -> Table:
@@ -55,19 +54,17 @@ def look_table(cells: Sequence[ProbeCell]) -> Table:
 def examples_table(cells: Sequence[ProbeCell]) -> Table:
     """The IoU of every run, with intervals over examples."""
     head = ("model", "D", "seed", "lr", "examples", "layer", "IoU", "95 % interval", "best head", "its IoU", "interval")
-    rows = []
-    for cell in cells:
-        for seed, record in cell.records.items():
-            for layer in record["layers"]:
-                iou = layer["iou"]
-                rows.append(
-                    (
-                        *(str(cell.model), str(cell.d_model), str(seed), f"{record['config']['train']['lr']:g}"),
-                        *(f"{record['examples']:,}", str(layer["layer"]), f"{iou['mean']:.4f}"),
-                        *(interval(iou["interval"]), str(layer["best_head"]), f"{iou['best']:.4f}"),
-                        interval(iou["best_interval"]),
-                    )
-                )
+    rows = [
+        (
+            *(str(cell.model), str(cell.d_model), str(seed), f"{record['config']['train']['lr']:g}"),
+            *(f"{record['examples']:,}", str(layer["layer"]), f"{layer['iou']['mean']:.4f}"),
+            *(interval(layer["iou"]["interval"]), str(layer["best_head"]), f"{layer['iou']['best']:.4f}"),
+            interval(layer["iou"]["best_interval"]),
+        )
+        for cell in cells
+        for seed, record in cell.records.items()
+        for layer in record["layers"]
+    ]
     return Table(head, rows)
 
 
@@ -76,17 +73,15 @@ def similarity_table(cells: Sequence[ProbeCell]) -> Table:
     known = [(cell, parts) for cell in cells if (parts := similarities(cell))]
     shares = list(known[0][1][0]["small"]) if known else []
     head = ("model", "D", "smallest", "of the mean", "1 % below (× uniform)")
-    rows = []
-    for cell, parts in known:
-        least = min(part["least"] for part in parts)
-        relative = min(part["least"] / part["mean"] for part in parts)
-        rows.append(
-            (
-                *(str(cell.model), str(cell.d_model), f"{least:.2g}", f"{relative:.2g}"),
-                f"{fmean([part['lowest'] for part in parts]):.2g}",
-                *(f"{fmean([part['small'][share] for part in parts]):.1%}" for share in shares),
-            )
+    rows = [
+        (
+            *(str(cell.model), str(cell.d_model), f"{min(part['least'] for part in parts):.2g}"),
+            f"{min(part['least'] / part['mean'] for part in parts):.2g}",
+            f"{fmean(part['lowest'] for part in parts):.2g}",
+            *(f"{fmean(part['small'][share] for part in parts):.1%}" for share in shares),
         )
+        for cell, parts in known
+    ]
     return Table((*head, *(f"below {share} × uniform" for share in shares)), rows)
 
 
@@ -94,6 +89,11 @@ def similarities(cell: ProbeCell) -> list[dict[str, Any]]:
     """What was found of the similarities of a cell's last layer, one entry per seed."""
     found = (record["layers"][-1]["similarity"] for record in cell.records.values())
     return [part for part in found if part]
+
+
+def best_layer(record: Record) -> dict[str, Any]:
+    """The layer with the best head of a probe on text."""
+    return next(layer for layer in record["layers"] if layer["layer"] == record["best"]["layer"])
 
 
 def text_table(records: Sequence[Record], names: Sequence[str]) -> Table:

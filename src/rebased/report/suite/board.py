@@ -8,9 +8,9 @@ from math import isnan
 from statistics import fmean, median
 from typing import Literal
 
-from rebased.analysis.intervals import Interval, t_interval
 from rebased.analysis.ranking import Contrast, compare_pairs, main_effects, places
 from rebased.analysis.selection import choose_lr
+from rebased.analysis.spread import student_interval
 from rebased.analysis.unpaired import Groups
 from rebased.config import plain
 from rebased.runs.collect import ENDED
@@ -65,27 +65,23 @@ class SuiteCell:
         return fmean(self.values())
 
     @cached_property
-    def interval(self) -> Interval:
+    def interval(self) -> tuple[float, float]:
         """Student's 95 % interval of the mean, within 0 and 1; nan for fewer than three runs."""
-        low, high = t_interval(self.values())
-        return Interval(low, high) if isnan(low) else Interval(max(low, 0.0), min(high, 1.0))
+        low, high = student_interval(self.values())
+        return (low, high) if isnan(low) else (max(low, 0.0), min(high, 1.0))
 
     @cached_property
     def layer_bytes(self) -> int | None:
         """Bytes of the state of the compared layer after the longest sequence; None if it is not known here."""
-        return _layer_bytes(self.suite, self.runs[0])
+        try:
+            return self.suite.layer_bytes(self.runs[0].settings["model"], self.runs[0].seq_len)
+        except ValueError:  # a user's own mixer, or one without a state
+            return None
 
     @property
     def parameters(self) -> int:
         """The parameters of the whole model."""
         return self.runs[0].parameters
-
-
-def _layer_bytes(suite: Suite, run: Run) -> int | None:
-    try:
-        return suite.layer_bytes(run.settings["model"], run.seq_len)
-    except ValueError:  # a user's own mixer, or one without a state
-        return None
 
 
 class Board:
@@ -104,24 +100,26 @@ class Board:
                 continue
             label = plain(part.mixer)[:LONGEST]
             groups.setdefault((label, part.task, part.state_bytes), {}).setdefault((run.lr, run.seed), run)
-        order = [*self.own, *(name for name in suite.mixers if name not in self.own)]
-        known = sorted({key[0] for key in groups}, key=lambda name: (order.index(name) if name in order else 99, name))
+        found = {mixer for mixer, *_ in groups}
+        self.mixers = [name for name in dict.fromkeys((*self.own, *suite.mixers, *sorted(found))) if name in found]
         self.cells = [
-            SuiteCell(
-                suite, mixer, task, budget, list(groups[mixer, task, budget].values()), f"runs-{m}-{t}-{budget or 0}"
-            )
-            for m, mixer in enumerate(known)
+            SuiteCell(suite, *key, list(groups[key].values()), f"runs-{m}-{t}-{key[2] or 0}")
+            for m, mixer in enumerate(self.mixers)
             for t, task in enumerate(suite.tasks)
-            for budget in (None, *suite.state_bytes)
-            if (mixer, task, budget) in groups
+            for key in ((mixer, task, budget) for budget in (None, *suite.state_bytes))
+            if key in groups
         ]
-        self.mixers = known
 
     @cached_property
     def tasks(self) -> list[str]:
         """The tasks of the suite that have a scored run; all of them if none has."""
         scored = {cell.task for cell in self.cells if cell.scored}
         return [task for task in self.suite.tasks if task in scored] or list(self.suite.tasks)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all cells."""
+        return [run for cell in self.cells for run in cell.runs]
 
     def of(self, mixer: str) -> list[SuiteCell]:
         """The cells of a mixer that have a scored run."""
@@ -168,10 +166,10 @@ class Board:
             self._effects[task, outcome] = [one for one in main_effects(values, factors) if one.cells]
         return self._effects[task, outcome]
 
-    def overall(self, mixer: str) -> tuple[float, Interval]:
+    def overall(self, mixer: str) -> tuple[float, tuple[float, float]]:
         """The mean of a ranked mixer over the cells, and its interval over seeds."""
         by_seed = [fmean(values) for values in zip(*self.ranked[mixer].values(), strict=True)]
-        return fmean(by_seed), t_interval(by_seed)
+        return fmean(by_seed), student_interval(by_seed)
 
     def parameter_ratio(self, cell: SuiteCell) -> float:
         """The parameters of a cell's model, divided by the median over all mixers with this task and size of state."""

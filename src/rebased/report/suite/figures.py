@@ -1,17 +1,18 @@
 """The figures of a suite's page: recall by bytes of state, and by the time of a training step."""
 
 from collections.abc import Mapping, Sequence
-from math import isnan
+from functools import partial
+from math import inf, isnan
 from statistics import fmean
 from typing import Any
 
-from rebased.report.drawing import SERIES, Axes, Draw, FuncFormatter, LogLocator, Panels, draw_panels, hover
+from rebased.report.drawing import SERIES, Axes, LogLocator, Panels, draw_panels, hover
 from rebased.report.suite.board import Board, SuiteCell
 
 FAINT = SERIES[5]
 COLOURS = tuple(colour for colour in SERIES if colour != FAINT)
-GAP = 0.075  # of recall between two labels
-ROOM = 2.6  # the x axis ends at so many times the largest state: there the labels stand
+GAP, TOP = 0.075, 1.02  # of recall: between two labels, and where the highest may stand
+ROOM = 4.16  # the x axis ends at so many times the largest state: there the labels stand
 
 
 def looks_of(board: Board) -> dict[str, dict[str, Any]]:
@@ -27,66 +28,60 @@ def looks_of(board: Board) -> dict[str, dict[str, Any]]:
 def apart(wanted: Mapping[str, float]) -> dict[str, float]:
     """Heights of labels near the wanted ones, at least GAP from one another."""
     order = sorted(wanted, key=lambda name: wanted[name])
-    heights: list[float] = []
+    heights: dict[str, float] = {}
+    floor, ceiling = -inf, TOP
     for name in order:
-        heights.append(max(wanted[name], heights[-1] + GAP) if heights else wanted[name])
-    over = max(0.0, heights[-1] - 1.02) if heights else 0.0
-    for i in range(len(heights) - 1, -1, -1):  # pushed back below the top edge
-        ceiling = heights[i + 1] - GAP if i + 1 < len(heights) else 1.02
-        heights[i] = min(heights[i], ceiling) if over else heights[i]
-    return dict(zip(order, heights, strict=True))
+        heights[name] = max(wanted[name], floor)
+        floor = heights[name] + GAP
+    for name in reversed(order):  # pushed back below the top edge
+        heights[name] = min(heights[name], ceiling)
+        ceiling = heights[name] - GAP
+    return heights
 
 
 def recall_by_bytes(board: Board) -> Panels:
     """One panel per task: recall against bytes of state."""
     looks, sizes = looks_of(board), board.suite.state_bytes
-    edge = ROOM * max(sizes)
 
-    def panel(task: str) -> Draw:
-        def draw(axes: Axes) -> None:
-            ends: dict[str, float] = {}
-            for m, mixer in enumerate(board.mixers):
-                cells = [cell for cell in board.of(mixer) if cell.task == task]
-                if not cells:
-                    continue
-                xs: list[float] = [cell.layer_bytes or cell.budget or 0 for cell in cells]
-                if cells[-1].budget is None:
-                    xs = [1.3 * max(sizes)]
-                means = [cell.mean for cell in cells]
-                drawn: Sequence[Any]  # artists
-                if mixer in looks:
-                    bars = [[abs(end - cell.mean) for end in interval_of(cell)] for cell in cells]
-                    errors = [list(column) for column in zip(*bars, strict=True)]
-                    bar = axes.errorbar(xs, means, yerr=errors, elinewidth=1, capsize=2, **looks[mixer])
-                    drawn = bar.get_children()
-                    ends[mixer] = means[-1]
-                else:
-                    drawn = axes.plot(xs, means, color=FAINT, marker="o", ms=3, ls="none", alpha=0.6)
-                for artist in drawn:
-                    artist.set_gid(f"of-{m}")
-                hover(axes, xs, means, [describe(cell) for cell in cells], f"of-{m}")
-            for mixer, height in apart(ends).items():
-                write(axes, board, mixer, (1.45 * max(sizes), height), looks[mixer]["color"])
-            axes.set(xscale="log", xlabel="bytes of state", ylabel="recall", ylim=(-0.03, 1.05))
-            axes.set_xlim(0.7 * min(sizes), edge * 1.6)
-            axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
-            axes.minorticks_off()
+    def draw(task: str, axes: Axes) -> None:
+        ends: dict[str, float] = {}
+        for m, mixer in enumerate(board.mixers):
+            cells = [cell for cell in board.of(mixer) if cell.task == task]
+            if not cells:
+                continue
+            xs: list[float] = [cell.layer_bytes or cell.budget or 0 for cell in cells]
+            if cells[-1].budget is None:
+                xs = [1.3 * max(sizes)]
+            means = [cell.mean for cell in cells]
+            drawn: Sequence[Any]  # artists
+            if mixer in looks:
+                errors = [
+                    [0 if isnan(cell.interval[i]) else abs(cell.interval[i] - cell.mean) for cell in cells]
+                    for i in (0, 1)
+                ]
+                bar = axes.errorbar(xs, means, yerr=errors, elinewidth=1, capsize=2, **looks[mixer])
+                drawn = bar.get_children()
+                ends[mixer] = means[-1]
+            else:
+                drawn = axes.plot(xs, means, color=FAINT, marker="o", ms=3, ls="none", alpha=0.6)
+            for artist in drawn:
+                artist.set_gid(f"of-{m}")
+            hover(axes, xs, means, [describe(cell) for cell in cells], f"of-{m}")
+        for mixer, height in apart(ends).items():
+            write(axes, board, mixer, (1.45 * max(sizes), height), looks[mixer]["color"])
+        axes.set(xscale="log", xlabel="bytes of state", ylabel="recall", ylim=(-0.03, 1.05))
+        axes.set_xlim(0.7 * min(sizes), ROOM * max(sizes))
+        axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
 
-        return draw
-
-    return draw_panels({task: panel(task) for task in board.tasks}, "recall-by-bytes", "Recall by bytes of state")
+    panels = {task: partial(draw, task) for task in board.tasks}
+    return draw_panels(panels, "recall-by-bytes", "Recall by bytes of state")
 
 
 def write(axes: Axes, board: Board, mixer: str, at: tuple[float, float], colour: str) -> None:
     """Write the name of a mixer beside its line or dot."""
     weight = "bold" if mixer in board.own else "normal"
     axes.text(*at, mixer, color=colour, va="center", weight=weight, gid=f"of-{board.mixers.index(mixer)}")
-
-
-def interval_of(cell: SuiteCell) -> tuple[float, float]:
-    """The ends of a cell's interval; its mean where there is none."""
-    low, high = cell.interval
-    return (cell.mean, cell.mean) if isnan(low) else (low, high)
 
 
 def describe(cell: SuiteCell) -> str:
@@ -119,7 +114,7 @@ def recall_by_time(board: Board, found: Mapping[str, tuple[float, float]]) -> Pa
         axes.set(xscale="log", xlabel="milliseconds per 1,000 tokens", ylabel="recall", ylim=(-0.03, 1.05))
         axes.set_xlim(0.85 * min(xs), 1.9 * max(xs))
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.minorticks_off()
 
     return draw_panels({"": draw}, "recall-by-time", "Recall by time of a training step")

@@ -1,16 +1,15 @@
 """The page of a suite."""
 
 from collections.abc import Mapping
-from math import isnan
 
 from rebased.analysis.paired import SIGNIFICANT
 from rebased.config import plural
-from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, finite, paragraphs
 from rebased.report.suite.board import Board, SuiteCell
 from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
 from rebased.report.suite.filters import by_task, filters
 from rebased.report.suite.sentences import describe_factor, three_sentences
-from rebased.report.suite.tables import cell_table, describe_parameters, effect_table, recall_table, run_table
+from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
 from rebased.report.synthetic.choices import describe_given_up, warn_about_diverged
 from rebased.report.tables import Table, number
 from rebased.runs.run_names import sizes_of
@@ -46,7 +45,6 @@ DATA = (
 def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float], where: str) -> Page:
     """The page. `speeds` are milliseconds per 1,000 tokens of a training step by mixer, measured on `where`."""
     suite = board.suite
-    runs = [run for cell in board.cells for run in cell.runs]
     top = figure(recall_by_bytes(board), BYTES_CAPTION) + bullets(three_sentences(board))
     sections = [Section("", top), Section("Filter", filters(board))]
     effects = effect_table(board)
@@ -58,8 +56,7 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
         table = recall_table(board, budget)
         if table.rows:
             size = "Mixers whose state has no set size" if budget is None else f"Recall with {budget:,} bytes of state"
-            below = paragraphs(*filter(None, [describe_parameters(board, budget)]))
-            sections.append(Section(size, by_task(table) + below, f"size-{budget or 0}"))
+            sections.append(Section(size, by_task(table), f"size-{budget or 0}"))
     if times := timed(board, speeds):
         caption = (
             f"A training step at the largest state, measured on {where}: milliseconds per 1,000 tokens of the whole "
@@ -74,9 +71,9 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
         Section("Data", DATA),
         Section("How to make this page again", commands([command])),
     ]
-    counts = f"{plural(len(board.mixers), 'mixer')}, {plural(len(runs), 'run')}."
+    counts = f"{plural(len(board.mixers), 'mixer')}, {plural(len(board.runs), 'run')}."
     lead = " ".join(filter(None, [suite.about, counts, board.unfinished]))
-    return Page(f"Recall per byte: {name}", lead, sections, describe_origin(runs), to_json(board))
+    return Page(f"Recall per byte: {name}", lead, sections, describe_origin(board.runs), to_json(board))
 
 
 def to_json(board: Board) -> dict[str, object]:
@@ -100,12 +97,7 @@ def to_json(board: Board) -> dict[str, object]:
         ],
         "effects": {
             task: [
-                {
-                    "factor": one.a,
-                    "difference": one.effect.difference,
-                    "cells": one.cells,
-                    "p": None if isnan(one.p) else one.p,
-                }
+                finite({"factor": one.a, "difference": one.effect.difference, "cells": one.cells, "p": one.p})
                 for one in board.effects(task)
             ]
             for task in board.suite.tasks
@@ -138,17 +130,9 @@ def describe_protocol(board: Board) -> list[str]:
     )
     left_out = [f"{plural(count, 'run')} left out: {reason}." for reason, count in board.left_out.items()]
     waiting = [f"{board.unfinished} The others are shown and not ranked."] if board.unfinished else []
-    runs = [run for cell in board.cells for run in cell.runs]
-    return [
-        *tasks,
-        stages,
-        sizes,
-        f"The protocol has the digest {suite.protocol}. A run of another protocol is never compared with these.",
-        *waiting,
-        *left_out,
-        *warn_about_diverged(runs),
-        *describe_given_up(runs),
-    ]
+    digest = f"The protocol has the digest {suite.protocol}. A run of another protocol is never compared with these."
+    ended = [*warn_about_diverged(board.runs), *describe_given_up(board.runs)]
+    return [*tasks, stages, sizes, digest, *waiting, *left_out, *ended]
 
 
 def show_runs(cell: SuiteCell) -> str:
@@ -156,21 +140,14 @@ def show_runs(cell: SuiteCell) -> str:
     size = "a state without a set size" if cell.budget is None else f"{cell.budget:,} bytes"
     chosen = f"rate {cell.rate:g}" if cell.rate else "no rate chosen yet"
     heading = f"{cell.mixer}, {cell.task}, {size}: {chosen}, {plural(len(cell.runs), 'run')}"
-    table = Table(
-        ("run", "rate", "seed", "for", "test", "held out", "epochs"),
-        [
-            (
-                run.digest,
-                f"{run.lr:g}",
-                str(run.seed),
-                "score" if run in cell.scored else "choice",
-                number(run.best.accuracy),
-                number(run.held_out),
-                str(len(run.epochs)),
-            )
-            for run in sorted(cell.runs, key=lambda run: (run.seed, run.lr))
-        ],
-    )
+    rows = [
+        (
+            *(run.digest, f"{run.lr:g}", str(run.seed), "score" if run in cell.scored else "choice"),
+            *(number(run.best.accuracy), number(run.held_out), str(len(run.epochs))),
+        )
+        for run in sorted(cell.runs, key=lambda run: (run.seed, run.lr))
+    ]
+    table = Table(("run", "rate", "seed", "for", "test", "held out", "epochs"), rows)
     runs = details(heading, f'<div id="{cell.anchor}">{table.to_html()}</div>')  # a link to it opens it
     _, mixer, task, size = cell.anchor.split("-")
     return f'<div class="runs of-{mixer} task-{task} size-{size}">{runs}</div>'  # what filters look for

@@ -90,10 +90,10 @@ def effects_in_words(board: Board) -> str:
     found = []
     for factor in board.factors:
         effects = [one for task in board.suite.tasks for one in board.effects(task) if one.a == factor]
-        more, less = (sum(one.favours(side) for one in effects) for side in (factor, f"no {factor}"))
-        counts = [
-            f"{word} on {n} of {plural(len(effects), 'task')}" for word, n in (("more", more), ("less", less)) if n
-        ]
+        tasks, counts = plural(len(effects), "task"), []
+        for word, side in (("more", factor), ("less", f"no {factor}")):
+            if n := sum(one.favours(side) for one in effects):
+                counts.append(f"{word} on {n} of {tasks}")
         found += [f"{FACTORS.get(factor, factor)} recalls {' and '.join(counts)}"] if counts else []
     return f"Decided at equal bytes of state: {', '.join(found)}." if found else "No main effect is decided."
 
@@ -127,17 +127,16 @@ def what_is_left(board: Board, name: str | None) -> str:
         return "Nothing is left to decide." if board.contrasts else "There is nothing to compare yet."
     seeds, tests = len(board.suite.score_seeds), len(board.contrasts)
     needed = sorted((seeds_to_decide(one, seeds, tests), one) for one in open_)
-    able = [(count, one) for count, one in needed if count <= MOST_SEEDS]
-
-    def words(one: Contrast) -> str:
-        return f"{one.a} against {one.b}" if name is None else other_of(one, name)
-
-    said = [f"{count:.0f} against {words(one)}" if name else f"{count:.0f} for {words(one)}" for count, one in able]
-    beyond = plural(len(open_) - len(able), "comparison")
+    said = [
+        f"{count:.0f} against {other_of(one, name)}" if name else f"{count:.0f} for {one.a} against {one.b}"
+        for count, one in needed
+        if count <= MOST_SEEDS
+    ]
+    beyond = plural(len(open_) - len(said), "comparison")
     if not said:
         return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {beyond}; call them equal."
     more = f", and more for {plural(len(said) - NAMED, 'other comparison')}" if len(said) > NAMED else ""
-    end = f"; {beyond} would need more than {MOST_SEEDS}" if len(open_) > len(able) else ""
+    end = f"; {beyond} would need more than {MOST_SEEDS}" if len(open_) > len(said) else ""
     return f"To decide the rest, instead of {seeds} seeds per cell: about {listed(said[:NAMED])}{more}{end}."
 
 

@@ -1,24 +1,24 @@
 """The tables of a suite: recall per mixer and task, effects of factors, and rows for CSV files."""
 
+from itertools import product
 from math import isnan
 
 from rebased.analysis.paired import equals
 from rebased.analysis.ranking import Contrast
 from rebased.config import plural
 from rebased.report.suite.board import Board, Outcome, SuiteCell
-from rebased.report.tables import NONE, Number, Table, linked, number
+from rebased.report.tables import NONE, Number, Table, number
 
 
 def effect_table(board: Board) -> Table:
     """Two rows per factor, recall and the share of runs that began to learn; one column per task."""
-    tasks, rows = board.tasks, []
     outcomes: dict[Outcome, str] = {"recall": "recall", "began": "began to learn"}
-    for factor in board.factors:
-        for outcome, what in outcomes.items():
-            found = [next((one for one in board.effects(task, outcome) if one.a == factor), None) for task in tasks]
-            if any(found):
-                rows.append((factor, what, *(effect_of(one) if one else NONE for one in found)))
-    return Table(("factor", "of", *tasks), rows)
+    rows = []
+    for factor, outcome in product(board.factors, outcomes):
+        found = [next((one for one in board.effects(task, outcome) if one.a == factor), None) for task in board.tasks]
+        if any(found):
+            rows.append((factor, outcomes[outcome], *(effect_of(one) if one else NONE for one in found)))
+    return Table(("factor", "of", *board.tasks), rows)
 
 
 def effect_of(one: Contrast) -> Number:
@@ -54,21 +54,6 @@ def recall_table(board: Board, budget: int | None) -> Table:
     return Table(("mixer", "place", *tasks, "began to learn", "bytes", "parameters (to the median)"), rows)
 
 
-def describe_parameters(board: Board, budget: int | None) -> str:
-    """By how much parameters differ between the mixers with this size of state, and why."""
-    task = board.tasks[0]
-    ratios = {
-        cell.mixer: board.parameter_ratio(cell) for cell in board.cells if cell.budget == budget and cell.task == task
-    }
-    if len(ratios) < 2:
-        return ""
-    least, most = sorted(ratios, key=lambda name: ratios[name])[:: len(ratios) - 1]
-    return (
-        f"Parameters are not matched: on {task} they differ from the median by {percent(ratios[least])} ({least}) to "
-        f"{percent(ratios[most])} ({most}). The protocol below says why."
-    )
-
-
 def percent(ratio: float) -> str:
     """A ratio as a difference: "+12 %"."""
     return f"{round(100 * ratio - 100):+d} %"
@@ -79,8 +64,8 @@ def recall_of(cell: SuiteCell) -> Number:
     low, high = cell.interval
     span = "" if isnan(low) else f" ({low:.2f} to {high:.2f})"
     few = "" if cell.is_complete else f", {plural(len(cell.scored), 'seed')}"
-    found = Number(f"{cell.mean:.2f}{span}{few}", cell.mean, {"low": low, "high": high, "seeds": len(cell.scored)})
-    return linked(found, cell.anchor)
+    parts = {"low": low, "high": high, "seeds": len(cell.scored)}
+    return Number(f"{cell.mean:.2f}{span}{few}", cell.mean, parts, anchor=cell.anchor)
 
 
 def cell_table(board: Board) -> Table:
@@ -108,27 +93,16 @@ def cell_table(board: Board) -> Table:
 def run_table(board: Board) -> Table:
     """One row per run, for pandas and R: settings, both accuracies, and what the run is for."""
     head = ("suite", "protocol", "mixer", "task", "state_bytes", "rate", "seed", "stage", "test", "held_out", "began")
-    rows: list[tuple[str, ...]] = []
-    for cell in board.cells:
-        for run in cell.runs:
-            began = run.best.accuracy > board.suite.tasks[cell.task].began
-            rows.append(
-                (
-                    run.settings["suite"]["name"],
-                    board.suite.protocol,
-                    cell.mixer,
-                    cell.task,
-                    NONE if cell.budget is None else str(cell.budget),
-                    f"{run.lr:g}",
-                    str(run.seed),
-                    "score" if run in cell.scored else "choose",
-                    number(run.best.accuracy),
-                    number(run.held_out),
-                    str(int(began)),
-                    str(run.parameters),
-                    number(run.seconds),
-                    run.device,
-                    run.digest,
-                )
-            )
+    rows = [
+        (
+            *(run.settings["suite"]["name"], board.suite.protocol, cell.mixer, cell.task),
+            NONE if cell.budget is None else str(cell.budget),
+            *(f"{run.lr:g}", str(run.seed), "score" if run in cell.scored else "choose"),
+            *(number(run.best.accuracy), number(run.held_out)),
+            str(int(run.best.accuracy > board.suite.tasks[cell.task].began)),
+            *(str(run.parameters), number(run.seconds), run.device, run.digest),
+        )
+        for cell in board.cells
+        for run in cell.runs
+    ]
     return Table((*head, "parameters", "seconds", "device", "digest"), rows)

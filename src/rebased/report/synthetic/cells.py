@@ -40,9 +40,14 @@ class Cell:
     @cached_property
     def choice(self) -> Choice:
         """The learning rate with the best mean test accuracy over seeds."""
-        return choose_lr(
-            {lr: {seed: run.best.accuracy for seed, run in runs.items()} for lr, runs in self.runs.items()}
-        )
+        return choose_lr(self._tested())
+
+    def _tested(self, without: int | None = None) -> dict[float, dict[int, float]]:
+        """Test accuracy by learning rate and seed, except for the seed `without`."""
+        return {
+            lr: {seed: run.best.accuracy for seed, run in runs.items() if seed != without}
+            for lr, runs in self.runs.items()
+        }
 
     @property
     def chosen(self) -> Mapping[int, Run]:
@@ -62,9 +67,8 @@ class Cell:
     @cached_property
     def held_out(self) -> Spread | None:
         """Accuracy on the held-out split, in the epoch chosen on the test split; None unless all runs have it."""
-        values = [run.held_out for run in self.chosen.values()]
-        known = [value for value in values if value is not None]
-        return describe(known) if len(known) == len(values) else None
+        known = [run.held_out for run in self.chosen.values() if run.held_out is not None]
+        return describe(known) if len(known) == len(self.chosen) else None
 
     def accuracies(self, held_out: bool) -> dict[int, float]:
         """By seed: accuracy on the test split, or with `held_out` on the held-out split where a run has one."""
@@ -73,22 +77,14 @@ class Cell:
     def unselected(self, held_out: bool) -> dict[int, float]:
         """As `accuracies`, but each seed at the rate that is best on the other seeds: no seed has a say in its own
         rate. Of a search in stages only the seeds count on which no rate was chosen, if there are two or more."""
-        if len(self.runs) == 1:
-            return self.accuracies(held_out)
-        later = {seed: run for seed, run in self.chosen.items() if seed not in self.choice.staged}
+        known = self.accuracies(held_out)
         if self.choice.staged:
-            return {
-                seed: accuracy_of(run, held_out) for seed, run in (later if len(later) > 1 else self.chosen).items()
-            }
-        found = {}
-        for seed in self.chosen:
-            tests = {
-                lr: {s: run.best.accuracy for s, run in runs.items() if s != seed} for lr, runs in self.runs.items()
-            }
-            run = self.runs[choose_lr(tests).lr].get(seed) if any(tests.values()) else self.chosen[seed]
-            if run is not None:
-                found[seed] = accuracy_of(run, held_out)
-        return found
+            later = {seed: value for seed, value in known.items() if seed not in self.choice.staged}
+            return later if len(later) > 1 else known
+        if len(self.runs) == 1 or len({seed for runs in self.runs.values() for seed in runs}) == 1:
+            return known
+        rates = {seed: choose_lr(self._tested(without=seed)).lr for seed in known}
+        return {seed: accuracy_of(self.runs[lr][seed], held_out) for seed, lr in rates.items() if seed in self.runs[lr]}
 
     @cached_property
     def lr_means(self) -> list[float]:
@@ -140,8 +136,7 @@ class Results:
     @cached_property
     def models(self) -> list[ModelName]:
         """Based, the kernels of ReBased, and ReBased; then the others by name."""
-        names = list(dict.fromkeys(cell.model for cell in self.cells))
-        return sorted(names, key=order_of)
+        return sorted(dict.fromkeys(cell.model for cell in self.cells), key=order_of)
 
     @cached_property
     def widths(self) -> list[int]:
@@ -157,17 +152,10 @@ class Results:
         known."""
         return any(has_learned(run) for cell in self.of_task(task) for run in cell.all_runs)
 
-    def any_cell(self, model: ModelName) -> Cell:
-        """The first cell of a model."""
-        return next(cell for cell in self.cells if cell.model == model)
-
     def find(self, task: str, model: ModelName, d_model: int) -> Cell | None:
         """The cell of a task, model and width, or None."""
-        return self._at.get((task, model, d_model))
-
-    @cached_property
-    def _at(self) -> dict[tuple[str, ModelName, int], Cell]:
-        return {(cell.task, cell.model, cell.d_model): cell for cell in self.cells}
+        place = (task, model, d_model)
+        return next((cell for cell in self.cells if (cell.task, cell.model, cell.d_model) == place), None)
 
 
 def accuracy_of(run: Run, held_out: bool) -> float:
@@ -195,11 +183,8 @@ def build_results(runs: Sequence[Run], known: ReferenceValues = NO_VALUES) -> Re
     tasks = task_names(settings)
     models = model_names(settings, tasks)
     groups: dict[tuple[str, ModelName, int], dict[float, dict[int, Run]]] = {}
-    repeated = 0
     for run, task, model in zip(counted, tasks, models, strict=True):
-        seeds = groups.setdefault((task, model, run.d_model), {}).setdefault(run.lr, {})
-        repeated += run.seed in seeds
-        seeds.setdefault(run.seed, run)
-    cells = [Cell(*key, groups[key], known) for key in groups]
+        groups.setdefault((task, model, run.d_model), {}).setdefault(run.lr, {}).setdefault(run.seed, run)
+    cells = [Cell(*key, found, known) for key, found in groups.items()]
     cells.sort(key=lambda cell: (cell.any_run.seq_len, cell.task, order_of(cell.model), cell.d_model))
-    return Results(cells, repeated, known)
+    return Results(cells, len(counted) - sum(len(cell.all_runs) for cell in cells), known)

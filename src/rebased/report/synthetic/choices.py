@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rebased.config import plural
+from rebased.report.prose import shortened
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.tables import task_last
 from rebased.report.tables import Table
@@ -16,7 +17,6 @@ EXPLAINED = {
     UNEVEN: "some rates have fewer seeds than others and could not be chosen",
     ONE: "there is one rate only",
 }
-NAMED = 5  # runs that a sentence names
 
 
 def rule_of(cell: Cell) -> str:
@@ -38,23 +38,11 @@ def describe_choices(results: Results) -> str:
 def choice_table(results: Results) -> Table:
     """One row per cell with several learning rates: the rule, and the seeds that it looked at."""
     rows = []
-    for cell in results.cells:
-        if rule_of(cell) == ONE:
-            continue
-        compared = cell.choice.staged or tuple(sorted(cell.chosen))
+    for cell in (cell for cell in results.cells if rule_of(cell) != ONE):
         rates = sorted(cell.runs if cell.choice.staged else set(cell.runs) - set(cell.choice.left_out))
-        rows.append(
-            (
-                str(cell.model),
-                cell.task,
-                str(cell.d_model),
-                rule_of(cell),
-                f"{cell.choice.lr:g}",
-                ", ".join(f"{lr:g}" for lr in rates),
-                listed(compared),
-                str(len(cell.chosen)),
-            )
-        )
+        place = (str(cell.model), cell.task, str(cell.d_model), rule_of(cell), f"{cell.choice.lr:g}")
+        seeds = listed(cell.choice.staged or sorted(cell.chosen))
+        rows.append((*place, ", ".join(f"{lr:g}" for lr in rates), seeds, str(len(cell.chosen))))
     head = ("model", "task", "D", "rule", "chosen", "compared rates", "on seeds", "seeds at the chosen rate")
     return task_last(Table(head, rows))
 
@@ -68,8 +56,7 @@ def listed(seeds: Sequence[int]) -> str:
 
 def warn_about_diverged(runs: Sequence[Run]) -> Iterator[str]:
     """A sentence if some of the runs diverged."""
-    diverged = [run for run in runs if run.status == "diverged"]
-    if diverged:
+    if diverged := [run for run in runs if run.status == "diverged"]:
         early = sum(not run.epochs for run in diverged)
         yield (
             f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached, by the "
@@ -85,10 +72,9 @@ def describe_given_up(runs: Sequence[Run]) -> Iterator[str]:
         if run.gave_up and isinstance(rule, dict):
             ended.setdefault((str(rule.get("below")), str(rule.get("after_epoch"))), []).append(run)
     for (below, epoch), group in ended.items():
-        names = [f"{run.model} (D = {run.d_model}, lr {run.lr:g}, seed {run.seed})" for run in group[:NAMED]]
-        more = f" and {len(group) - NAMED} more" if len(group) > NAMED else ""
+        names = [f"{run.model} (D = {run.d_model}, lr {run.lr:g}, seed {run.seed})" for run in group]
         yield (
             f"{plural(len(group), 'run')} ended early by a rule that was set before: test accuracy still below "
             f"{below} after epoch {epoch} (train.give_up). Each counts with the best accuracy it had reached; it "
-            f"might have begun to learn later. {', '.join(names)}{more}."
+            f"might have begun to learn later. {shortened(names)}."
         )

@@ -5,28 +5,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis.paired import Comparison, compare_all
+from rebased.analysis.paired import compare_all
 from rebased.config import did_you_mean
+from rebased.report.comparisons import Contrast
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.runs.run_names import ModelName
-
-
-class Contrast(NamedTuple):
-    """A comparison of two models on one task, at one width or over several."""
-
-    task: str
-    widths: tuple[int, ...]
-    reference: str
-    other: str
-    split: str  # of the accuracies: "test" or "held out"
-    same_code: bool  # otherwise the code may cause the difference
-    found: Comparison  # of reference - other
-    selected_p: float  # Holm p if rates are chosen on the tested seeds themselves
-
-    @property
-    def at(self) -> str:
-        """The widths in words, such as "D = 24, 32"."""
-        return f"D = {', '.join(map(str, self.widths))}"
 
 
 class Family(NamedTuple):
@@ -52,8 +35,8 @@ def choose_references(results: Results, wanted: str | None) -> dict[ModelName, M
         raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, [*counts, *named])}")
     kind = wanted or max(counts, key=lambda kind: (kind == "ReBased", counts[kind]))
     alike = {model.differences: model for model in results.models if model.kind == kind}
-    departures = {model: len(results.any_cell(model).reference.differences) for model in alike.values()}
-    usual = min(departures, key=lambda model: departures[model])
+    departures = {cell.model: len(cell.reference.differences) for cell in reversed(results.cells)}
+    usual = min(alike.values(), key=lambda model: departures[model])
     return {
         model: usual if model.kind == kind else alike.get(model.differences, usual)
         for model in results.models
@@ -75,31 +58,30 @@ def compare_models(results: Results, reference: str | None = None) -> list[Famil
             ]
             single += [[pair] for pair in both]
             pooled += [both] if len(both) > 1 else []
-    named = (("Over all widths together", pooled), ("At each width", single))
-    chosen_ones = list(dict.fromkeys(references.values()))
-    name = str(chosen_ones[0]) if len(chosen_ones) == 1 else chosen_ones[0].kind if chosen_ones else ""
-    families = [Family(title, name, _contrasts(groups)) for title, groups in named]
-    return [family for family in families if family.contrasts]
+    chosen_ones = set(references.values())
+    name = next((str(one) if len(chosen_ones) == 1 else one.kind for one in chosen_ones), "")
+    named = {"Over all widths together": _contrasts(pooled), "At each width": _contrasts(single)}
+    return [Family(title, name, contrasts) for title, contrasts in named.items() if contrasts]
 
 
 def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
     about, pairs, selected, runs = [], [], [], []
     for group in groups:
         held_out = all(cell.held_out for pair in group for cell in pair)
-        ours, theirs = (mean_by_seed([pair[side] for pair in group], held_out) for side in (0, 1))
+        mine, others = zip(*group, strict=True)
+        ours, theirs = mean_by_seed(mine, held_out), mean_by_seed(others, held_out)
         if ours.keys() & theirs.keys():
-            codes = {run.code for pair in group for cell in pair for run in cell.chosen.values()}
-            first, second = group[0]
-            widths = tuple(cell.d_model for cell, _ in group)
-            split = "held out" if held_out else "test"
-            about.append((first.task, widths, str(first.model), str(second.model), split, len(codes) == 1))
+            trained = [run for cell in (*mine, *others) for run in cell.chosen.values()]
+            place = (mine[0].task, tuple(cell.d_model for cell in mine), str(mine[0].model), str(others[0].model))
+            about.append((*place, "held out" if held_out else "test", len({run.code for run in trained}) == 1))
             pairs.append((ours, theirs))
-            selected.append([mean_by_seed([pair[side] for pair in group], held_out, selected=True) for side in (0, 1)])
-            runs.append([run for pair in group for cell in pair for run in cell.chosen.values()])
-    leaky = compare_all([(ours, theirs) for ours, theirs in selected])
+            selected.append(
+                (mean_by_seed(mine, held_out, selected=True), mean_by_seed(others, held_out, selected=True))
+            )
+            runs.append(trained)
     return [
-        Contrast(*what, found._replace(unpaired=sum(run.seed not in found.seeds for run in some)), other.t_holm)
-        for what, some, found, other in zip(about, runs, compare_all(pairs), leaky, strict=True)
+        Contrast(*what, found._replace(unpaired=sum(run.seed not in found.seeds for run in some)), leaky.t_holm)
+        for what, some, found, leaky in zip(about, runs, compare_all(pairs), compare_all(selected), strict=True)
     ]
 
 

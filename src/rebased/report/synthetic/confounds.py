@@ -5,9 +5,9 @@ And runs that ended before they had learned what they can, told from their learn
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from rebased.config import plural
+from rebased.config import grouped, plural
 from rebased.report.synthetic.cells import Results, has_learned
 from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, distinguishing_settings
@@ -22,14 +22,12 @@ EXECUTION = ("micro_batch", "capture", "compile")
 def training_confounds(results: Results) -> Confounds:
     """Training settings in which runs of one task differ, unless the names of all its models state them. Names always
     state differences between runs of one model and width, but not between models or widths."""
-    found: Confounds = {}
-    for cells in (results.of_task(task) for task in results.tasks):
+    groups = []
+    for cells in map(results.of_task, results.tasks):
         named = set.intersection(*(settings_in(cell.model) for cell in cells))
-        differ = differing([[training_settings(run) for cell in cells for run in cell.all_runs]])
-        for key, values in differ.items():
-            if key not in named:
-                found.setdefault(key, Counter()).update(values)
-    return found
+        settings = (training_settings(run) for cell in cells for run in cell.all_runs)
+        groups.append([{key: value for key, value in own.items() if key not in named} for own in settings])
+    return differing(groups)
 
 
 def settings_in(name: ModelName) -> set[str]:
@@ -58,13 +56,11 @@ def differing(groups: Iterable[Iterable[dict[str, Any]]]) -> Confounds:
     """The settings that differ within at least one group of runs."""
     found: Confounds = {}
     for group in groups:
-        counts: Confounds = {}
-        for settings in group:
-            for key, value in settings.items():
-                counts.setdefault(key, Counter())["none" if value is None else str(value)] += 1
-        for key, values in counts.items():
-            if len(values) > 1:
-                found.setdefault(key, Counter()).update(values)
+        pairs = [(key, "none" if value is None else str(value)) for own in group for key, value in own.items()]
+        for key, values in grouped(pairs, lambda pair: pair[0]).items():
+            counts = Counter(value for _, value in values)
+            if len(counts) > 1:
+                found.setdefault(key, Counter()).update(counts)
     return found
 
 
@@ -72,16 +68,6 @@ RISE = 0.02
 """Test accuracy that a run must gain in its last quarter of epochs to count as still improving."""
 
 SOLVED = 0.99  # a run above this accuracy has nothing left to learn
-
-
-class Short(NamedTuple):
-    """How many of a model's runs ended too early."""
-
-    model: str
-    runs: int
-    improving: int  # the best test accuracy rose by more than RISE in the last quarter of the epochs
-    late: int  # half of the way from guessing to the best accuracy was reached in the second half of the epochs
-    either: int
 
 
 def is_improving(curve: Sequence[float]) -> bool:
@@ -96,34 +82,28 @@ def left_plateau_late(curve: Sequence[float], guessing: float) -> bool:
     return 2 * next(i for i, value in enumerate(curve) if value >= half) >= len(curve)
 
 
-def find_short(runs: Sequence[tuple[str, Run]]) -> list[Short]:
-    """Count, for each model, the runs that ended too early; models without any are left out.
-
-    Not judged: runs that solved the task, that gave up, that learned nothing (the page counts them elsewhere), or whose
-    record lacks epochs.
-    """
-    found: dict[str, Short] = {}
-    for model, run in runs:
-        so_far = found.get(model, Short(model, 0, 0, 0, 0))
-        curve, solved = run.accuracies, run.settings["train"].get("stop_above", 1.0)
-        whole = len(curve) > 1 and not run.gave_up and not run.lacks_epochs
-        judged = whole and has_learned(run) and max(curve) < min(solved, SOLVED)
-        improving = judged and is_improving(curve)
-        late = judged and left_plateau_late(curve, min(curve) if run.chance is None else run.chance)
-        counts = (improving, late, improving or late)
-        found[model] = Short(model, so_far.runs + 1, *(a + b for a, b in zip(so_far[2:], counts, strict=True)))
-    return [short for short in found.values() if short.either]
+def signs_of_short_training(run: Run) -> tuple[bool, bool]:
+    """(whether it still improved at the end, whether it left the plateau late). Both are False of runs that solved the
+    task, gave up or learned nothing (the page counts them elsewhere), and where the record lacks epochs."""
+    curve, solved = run.accuracies, min(run.settings["train"].get("stop_above", 1.0), SOLVED)
+    whole = len(curve) > 1 and not run.gave_up and not run.lacks_epochs
+    if not whole or not has_learned(run) or max(curve) >= solved:
+        return False, False
+    return is_improving(curve), left_plateau_late(curve, min(curve) if run.chance is None else run.chance)
 
 
 def warn_about_short_training(runs: Sequence[tuple[str, Run]]) -> str | None:
     """A sentence about runs, each with the name of its model, that ended too early; None if there is none."""
-    found = find_short(runs)
-    if not found:
+    signs = [(model, *signs_of_short_training(run)) for model, run in runs]
+    short = Counter(model for model, improving, late in signs if improving or late)
+    if not short:
         return None
-    improving, late, either = (sum(getattr(short, name) for short in found) for name in ("improving", "late", "either"))
+    trained = Counter(model for model, _ in runs)
+    by_model = [f"{model} {short[model]} of {n}" for model, n in trained.items() if short[model]]
     return (
-        f"Perhaps trained too short: {either} of {plural(len(runs), 'run')}. {improving} still improved at the end (by "
-        f"more than {RISE:g} in the last quarter of the epochs), {late} left the plateau late (halfway to their best "
-        f"accuracy in the second half). More epochs (train.epochs) may change the order of the models. By model: "
-        f"{', '.join(f'{short.model} {short.either} of {short.runs}' for short in found)}."
+        f"Perhaps trained too short: {short.total()} of {plural(len(runs), 'run')}. "
+        f"{sum(improving for _, improving, _ in signs)} still improved at the end (by more than {RISE:g} in the last "
+        f"quarter of the epochs), {sum(late for *_, late in signs)} left the plateau late (halfway to their best "
+        "accuracy in the second half). More epochs (train.epochs) may change the order of the models. By model: "
+        f"{', '.join(by_model)}."
     )

@@ -1,27 +1,27 @@
 """The figures of a report on synthetic tasks: accuracy by width, state, budget, epoch, slice and number of heads."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil, floor, isnan, log2
-from statistics import fmean
 from typing import Any, Literal
 
 from rebased.analysis.selection import expected_validation_performance
-from rebased.config import plural
+from rebased.config import grouped, plural
 from rebased.report.drawing import (
     INK,
     SERIES,
     Axes,
     Draw,
-    FixedLocator,
-    FuncFormatter,
     MaxNLocator,
     Panels,
     draw_band,
     draw_chance,
+    draw_line,
     draw_panels,
     hover,
     named_looks,
     powers_of_two,
+    thinned,
 )
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
@@ -29,31 +29,34 @@ from rebased.report.tables import plus_minus
 
 ACCURACY = (-0.03, 1.03)
 PLACES = 16  # of a learning curve
+SLICES: dict[Literal["by_pairs", "by_length"], tuple[str, str, str, str]] = {
+    "by_pairs": ("kv_pairs", "pairs", "key-value pairs", "most in training"),
+    "by_length": ("seq_len", "T =", "tokens T", "longest in training"),
+}
+"""The key in a segment of the task, the word before a number, the label of the axis, and that of the dotted line."""
 
 
 def accuracy_by_width(results: Results) -> Panels:
     """Mean over seeds with the sample standard deviation, one panel per task; reference values as crosses."""
     styles = line_looks(results)
 
-    def panel(cells: Sequence[Cell]) -> Draw:
-        def draw(axes: Axes) -> None:
-            lines = dict(lines_of(results, cells))
-            aside = dodge([cell.d_model for cell in cells], list(lines))
-            for name, line in lines.items():
-                widths, means = [cell.d_model * aside[name] for cell in line], [cell.test.mean for cell in line]
-                axes.plot(widths, means, **styles[name], marker="o", label=name)
-                bars(axes, widths, line, styles[name]["color"])
-                mark_reference(axes, list(zip(widths, line, strict=True)), styles[name]["color"])
-                hover(axes, widths, means, [f"{name}, D = {cell.d_model}: {in_short(cell)}" for cell in line])
-            draw_chance(axes, chance_of(cells))
-            if any(cell.reference_value for cell in cells):
-                axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label=results.known.name)
-            powers_of_two(axes, [cell.d_model for cell in cells])
-            axes.set(xlabel="width D", ylabel="test accuracy", ylim=ACCURACY)
+    def draw(cells: Sequence[Cell], axes: Axes) -> None:
+        lines = grouped(cells, partial(line_name, results))
+        aside = dodge([cell.d_model for cell in cells], list(lines))
+        for name, line in lines.items():
+            widths, colour = [cell.d_model * aside[name] for cell in line], styles[name]["color"]
+            means = [cell.test.mean for cell in line]
+            axes.plot(widths, means, **styles[name], marker="o", label=name)
+            bars(axes, widths, line, colour)
+            mark_reference(axes, list(zip(widths, line, strict=True)), colour)
+            hover(axes, widths, means, [f"{name}, D = {cell.d_model}: {in_short(cell)}" for cell in line])
+        draw_chance(axes, cells[0].any_run.chance)
+        if any(cell.reference_value for cell in cells):
+            axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label=results.known.name)
+        powers_of_two(axes, [cell.d_model for cell in cells])
+        axes.set(xlabel="width D", ylabel="test accuracy", ylim=ACCURACY)
 
-        return draw
-
-    panels = {where: panel(cells) for where, cells in by_task(results).items()}
+    panels = {where: partial(draw, cells) for where, cells in by_task(results).items()}
     return draw_panels(panels, "by-width", "Test accuracy by model width", columns(results, panels))
 
 
@@ -61,49 +64,42 @@ def accuracy_by_state(results: Results) -> Panels:
     """Accuracy by bytes of state at the length of the task, one point per width and one panel per task."""
     styles = line_looks(results)
 
-    def panel(cells: Sequence[Cell]) -> Draw:
-        def draw(axes: Axes) -> None:
-            for name, line in lines_of(results, cells):
-                sized = [(float(cell.state_bytes or 0), cell.test.mean) for cell in line]
-                axes.plot(*zip(*sorted(sized), strict=True), **styles[name], marker="o", label=name)
-                texts = [f"{name}, D = {c.d_model}: {in_short(c)}, {bytes_text(c.state_bytes or 0)}" for c in line]
-                hover(axes, [size for size, _ in sized], [mean for _, mean in sized], texts)
-            draw_chance(axes, chance_of(cells))
-            axes.set_xscale("log", base=2)
-            axes.set(xlabel="bytes of state per sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
-            axes.xaxis.set_major_locator(FixedLocator(byte_ticks([cell.state_bytes or 1 for cell in cells])))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
-            axes.minorticks_off()
-
-        return draw
+    def draw(cells: Sequence[Cell], axes: Axes) -> None:
+        for name, line in grouped(cells, partial(line_name, results)).items():
+            line = sorted(line, key=state_of)
+            sizes, means = [state_of(cell) for cell in line], [cell.test.mean for cell in line]
+            texts = [f"{name}, D = {c.d_model}: {in_short(c)}, {bytes_text(state_of(c))}" for c in line]
+            draw_line(axes, sizes, means, texts, **styles[name], marker="o", label=name)
+        draw_chance(axes, cells[0].any_run.chance)
+        powers_of_two(axes, byte_ticks([state_of(cell) for cell in cells]), bytes_text)
+        axes.set(xlabel="bytes of state per sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
 
     sized = {where: [cell for cell in cells if cell.state_bytes] for where, cells in by_task(results).items()}
-    panels = {where: panel(cells) for where, cells in sized.items() if cells}
+    panels = {where: partial(draw, cells) for where, cells in sized.items() if cells}
     return draw_panels(panels, "by-state", "Test accuracy by bytes of state", columns(results, panels))
+
+
+def state_of(cell: Cell) -> int:
+    """The bytes of a cell's state; 0 where they are not known."""
+    return cell.state_bytes or 0
 
 
 def budgets(results: Results) -> Panels:
     """Expected best accuracy by number of learning rates tried, one panel per task and width."""
     styles = line_looks(results)
 
-    def panel(cells: Sequence[Cell]) -> Draw:
-        def draw(axes: Axes) -> None:
-            for cell in (cell for cell in cells if len(cell.lr_means) > 1):
-                best = expected_validation_performance(cell.lr_means, replacement=True)
-                name = line_name(results, cell)
-                axes.plot(range(1, len(best) + 1), best, **styles[name], marker=".", label=name)
-                rates = range(1, len(best) + 1)
-                hover(axes, rates, best, [f"{name}, best of {n}: {a:.3f}" for n, a in zip(rates, best, strict=True)])
-            draw_chance(axes, chance_of(cells))
-            axes.set(xlabel="learning rates tried", ylabel="expected accuracy", ylim=ACCURACY)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    def draw(cells: Sequence[Cell], axes: Axes) -> None:
+        for cell in (cell for cell in cells if len(cell.lr_means) > 1):
+            best, name = expected_validation_performance(cell.lr_means), line_name(results, cell)
+            texts = [f"{name}, best of {n}: {accuracy:.3f}" for n, accuracy in enumerate(best, 1)]
+            draw_line(axes, range(1, len(best) + 1), best, texts, **styles[name], marker=".", label=name)
+        draw_chance(axes, cells[0].any_run.chance)
+        axes.set(xlabel="learning rates tried", ylabel="expected accuracy", ylim=ACCURACY)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-        return draw
-
-    panels = {where: panel(cells) for where, cells in by_place(results).items() if tunable(cells)}
-    return draw_panels(
-        panels, "budget", "Expected accuracy by number of learning rates tried", columns(results, panels)
-    )
+    panels = {where: partial(draw, cells) for where, cells in by_place(results).items() if tunable(cells)}
+    title = "Expected accuracy by number of learning rates tried"
+    return draw_panels(panels, "budget", title, columns(results, panels))
 
 
 def tunable(cells: Sequence[Cell]) -> bool:
@@ -115,63 +111,42 @@ def mean_curves(results: Results) -> Panels:
     """Test accuracy by epoch at the chosen learning rate: the mean over seeds, and a band from worst to best."""
     styles = line_looks(results)
 
-    def panel(cells: Sequence[Cell]) -> Draw:
-        def draw(axes: Axes) -> None:
-            for cell in cells:
-                curves = [run.accuracies for run in cell.chosen.values() if run.epochs]
-                if curves:
-                    columns = list(zip(*extended(curves), strict=True))
-                    kept = range(len(columns) - 1, -1, -ceil(len(columns) / PLACES))[::-1]  # from the last epoch back
-                    at, columns = [i + 1 for i in kept], [columns[i] for i in kept]
-                    name = line_name(results, cell)
-                    texts = draw_band(axes, at, columns, **styles[name] | {"lw": 1.5, "label": name})
-                    texts = [f"{name}, epoch {epoch}: {text}" for epoch, text in zip(at, texts, strict=True)]
-                    hover(axes, at, [fmean(column) for column in columns], texts)
-            draw_chance(axes, chance_of(cells))
-            axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    def draw(cells: Sequence[Cell], axes: Axes) -> None:
+        for cell in cells:
+            curves = [run.accuracies for run in cell.chosen.values() if run.epochs]
+            if curves:
+                kept, name = thinned(max(map(len, curves)), PLACES), line_name(results, cell)
+                values = [[curve[min(i, len(curve) - 1)] for curve in curves] for i in kept]  # its last value stays
+                at, texts = [i + 1 for i in kept], [f"{name}, epoch {i + 1}" for i in kept]
+                draw_band(axes, at, values, texts, **styles[name] | {"lw": 1.5, "label": name})
+        draw_chance(axes, cells[0].any_run.chance)
+        axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-        return draw
-
-    panels = {where: panel(cells) for where, cells in by_place(results).items()}
+    panels = {where: partial(draw, cells) for where, cells in by_place(results).items()}
     return draw_panels(panels, "curves", "Test accuracy by epoch, mean over seeds", columns(results, panels))
-
-
-def extended(curves: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Curves of equal length: a run that stopped early keeps its last value."""
-    longest = max(map(len, curves))
-    return [[*curve, *[curve[-1]] * (longest - len(curve))] for curve in curves]
 
 
 def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) -> Panels:
     """Accuracy by number of pairs or by length, of the cells that were tested on several."""
     styles = line_looks(results)
-    key, word = ("kv_pairs", "pairs") if kind == "by_pairs" else ("seq_len", "T =")
+    key, word, label, dotted = SLICES[kind]
 
-    def panel(cells: Sequence[Cell]) -> Draw:
-        def draw(axes: Axes) -> None:
-            for cell in cells:
-                parts, name = cell.slices(kind), line_name(results, cell)
-                axes.plot(list(parts), list(parts.values()), **styles[name], marker="o", label=name)
-                texts = [f"{name}, {word} {part}: {accuracy:.3f}" for part, accuracy in parts.items()]
-                hover(axes, list(parts), list(parts.values()), texts)
-            draw_chance(axes, chance_of(cells))
-            trained = max(segment[key] for segment in cells[0].any_run.settings["task"]["train"])
-            axes.axvline(
-                trained,
-                color=INK,
-                lw=1,
-                ls=":",
-                label="longest in training" if kind == "by_length" else "most in training",
-            )
-            powers_of_two(axes, [part for cell in cells for part in cell.slices(kind)])
-            label = "key-value pairs" if kind == "by_pairs" else "tokens T"
-            axes.set(xlabel=label, ylabel="accuracy", ylim=ACCURACY)
+    def draw(cells: Sequence[Cell], axes: Axes) -> None:
+        for cell in cells:
+            parts, name = cell.slices(kind), line_name(results, cell)
+            texts = [f"{name}, {word} {part}: {accuracy:.3f}" for part, accuracy in parts.items()]
+            draw_line(axes, list(parts), list(parts.values()), texts, **styles[name], marker="o", label=name)
+        draw_chance(axes, cells[0].any_run.chance)
+        trained = max(segment[key] for segment in cells[0].any_run.settings["task"]["train"])
+        axes.axvline(trained, color=INK, lw=1, ls=":", label=dotted)
+        powers_of_two(axes, [part for cell in cells for part in cell.slices(kind)])
+        axes.set(xlabel=label, ylabel="accuracy", ylim=ACCURACY)
 
-        return draw
-
-    places = by_place(results).items()
-    panels = {where: panel(cells) for where, cells in places if any(len(cell.slices(kind)) > 1 for cell in cells)}
+    several = {
+        where: cells for where, cells in by_place(results).items() if any(len(cell.slices(kind)) > 1 for cell in cells)
+    }
+    panels = {where: partial(draw, cells) for where, cells in several.items()}
     name, title = kind.replace("_", "-"), f"Accuracy {kind.replace('_', ' ')}"
     return draw_panels(panels, name, title, columns(results, panels))
 
@@ -181,25 +156,22 @@ def accuracy_by_heads(places: HeadsByPlace) -> Panels:
     kinds = list(dict.fromkeys(cell.model.kind for cells in places.values() for _, cell in cells))
     styles = named_looks(kinds)
 
-    def panel(cells: Sequence[tuple[int, Cell]]) -> Draw:
-        def draw(axes: Axes) -> None:
-            aside = dodge([heads for heads, _ in cells], kinds)
-            for kind in kinds:
-                line = [(heads, cell) for heads, cell in cells if cell.model.kind == kind]
-                if line:
-                    counts, means = [heads * aside[kind] for heads, _ in line], [cell.test.mean for _, cell in line]
-                    axes.plot(counts, means, **styles[kind], marker="o", label=kind)
-                    bars(axes, counts, [cell for _, cell in line], styles[kind]["color"])
-                    hover(axes, counts, means, [f"{kind}, heads {heads}: {in_short(cell)}" for heads, cell in line])
-                    if value := line[0][1].reference_value:
-                        axes.axhline(value.mean, color=styles[kind]["color"], lw=1, ls=":")
-            draw_chance(axes, chance_of([cell for _, cell in cells]))
-            powers_of_two(axes, [heads for heads, _ in cells])
-            axes.set(xlabel="heads", ylabel="test accuracy", ylim=ACCURACY)
+    def draw(cells: Sequence[tuple[int, Cell]], axes: Axes) -> None:
+        aside = dodge([heads for heads, _ in cells], kinds)
+        for kind, line in grouped(cells, lambda pair: pair[1].model.kind).items():
+            counts, colour = [heads * aside[kind] for heads, _ in line], styles[kind]["color"]
+            texts = [f"{kind}, heads {heads}: {in_short(cell)}" for heads, cell in line]
+            means = [cell.test.mean for _, cell in line]
+            draw_line(axes, counts, means, texts, **styles[kind], marker="o", label=kind)
+            bars(axes, counts, [cell for _, cell in line], colour)
+            if value := line[0][1].reference_value:
+                axes.axhline(value.mean, color=colour, lw=1, ls=":")
+        draw_chance(axes, cells[0][1].any_run.chance)
+        powers_of_two(axes, [heads for heads, _ in cells])
+        axes.set(xlabel="heads", ylabel="test accuracy", ylim=ACCURACY)
 
-        return draw
-
-    return draw_panels({where: panel(cells) for where, cells in places.items()}, "by-heads", "Test accuracy by heads")
+    panels = {where: partial(draw, cells) for where, cells in places.items()}
+    return draw_panels(panels, "by-heads", "Test accuracy by heads")
 
 
 def columns(results: Results, panels: Mapping[str, Draw]) -> int | None:
@@ -223,12 +195,6 @@ def line_looks(results: Results) -> dict[str, dict[str, Any]]:
     return named_looks([model.kind if crowded(results) else str(model) for model in results.models])
 
 
-def lines_of(results: Results, cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
-    """(label, cells) of each line."""
-    for name in dict.fromkeys(line_name(results, cell) for cell in cells):
-        yield name, [cell for cell in cells if line_name(results, cell) == name]
-
-
 def by_task(results: Results) -> dict[str, list[Cell]]:
     """The cells of each panel, if panels are tasks."""
     return in_panels(results, lambda cell: cell.task)
@@ -241,12 +207,11 @@ def by_place(results: Results) -> dict[str, list[Cell]]:
 
 def in_panels(results: Results, where: Callable[[Cell], str]) -> dict[str, list[Cell]]:
     """Cells by the heading of their panel, which `where` gives."""
-    panels: dict[str, list[Cell]] = {}
-    order = {task: place for place, task in enumerate(results.tasks)}
-    for cell in sorted(results.cells, key=lambda cell: (order[cell.task], cell.d_model)):
-        apart = f", {cell.model.differences}" if crowded(results) and cell.model.differences else ""
-        panels.setdefault(f"{where(cell)}{apart}", []).append(cell)
-    return panels
+
+    def heading(cell: Cell) -> str:
+        return where(cell) + (f", {cell.model.differences}" if crowded(results) and cell.model.differences else "")
+
+    return grouped(sorted(results.cells, key=lambda cell: (results.tasks.index(cell.task), cell.d_model)), heading)
 
 
 def dodge(places: Sequence[int], names: Sequence[str]) -> dict[str, float]:
@@ -268,11 +233,6 @@ def mark_reference(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str
         xs, means = [x for x, _, _ in known], [value.mean for _, _, value in known]
         axes.plot(xs, means, color=colour, ls="none", marker="x", ms=8, mew=2)
         hover(axes, xs, means, [f"{c.known.name}, {c.model}, D = {c.d_model}: {value}" for _, c, value in known])
-
-
-def chance_of(cells: Sequence[Cell]) -> float | None:
-    """The accuracy of guessing on the task of a panel; None where it is not known."""
-    return cells[0].any_run.chance
 
 
 def in_short(cell: Cell) -> str:

@@ -1,11 +1,11 @@
 """Accuracy by number of heads, and which number gives the reference values: papers often do not state it."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from rebased.analysis.spread import Spread
-from rebased.report.reference_values import ReferenceValue, agreement
+from rebased.config import grouped
+from rebased.report.reference_values import ReferenceValue
 from rebased.report.synthetic.cells import Cell, Results, order_of
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
@@ -14,20 +14,13 @@ HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
 
 def cells_by_heads(results: Results) -> HeadsByPlace:
     """The cells of each task and width at which some model was run with several numbers of heads."""
-    places: dict[str, list[tuple[int, Cell]]] = {}
-    for cell in results.cells:
-        heads = heads_of(cell.any_run.settings["model"])
-        if heads is not None:
-            places.setdefault(f"{cell.task}, D = {cell.d_model}", []).append((heads, cell))
-    varied: dict[str, list[tuple[int, Cell]]] = {}
-    for where, cells in places.items():
-        counts: dict[str, set[int]] = {}
-        for heads, cell in cells:
-            counts.setdefault(cell.model.kind, set()).add(heads)
-        kept = [(heads, cell) for heads, cell in cells if len(counts[cell.model.kind]) > 1]
-        if kept:
-            varied[where] = sorted(kept, key=lambda pair: (order_of(pair[1].model)[0], pair[1].model.kind, pair[0]))
-    return varied
+    pairs = [(heads, cell) for cell in results.cells if (heads := heads_of(cell.any_run.settings["model"]))]
+    by_model = grouped(pairs, lambda pair: (pair[1].task, pair[1].d_model, pair[1].model.kind))
+    varied = [pair for alike in by_model.values() if len({heads for heads, _ in alike}) > 1 for pair in alike]
+    varied.sort(key=lambda pair: (order_of(pair[1].model)[0], pair[1].model.kind, pair[0]))
+    order = {f"{cell.task}, D = {cell.d_model}": None for _, cell in pairs}
+    places = grouped(varied, lambda pair: f"{pair[1].task}, D = {pair[1].d_model}")
+    return {where: places[where] for where in order if where in places}
 
 
 def heads_of(model: Mapping[str, Any]) -> int | None:
@@ -41,37 +34,13 @@ def name_of_values(places: HeadsByPlace) -> str:
     return next(cell.known.name for cells in places.values() for _, cell in cells)
 
 
-class Nearness(NamedTuple):
-    """How near results with one number of heads are to the reference values."""
-
-    distances: Sequence[float]  # |mean - reference value| per cell; the same cells for every number of heads
-    agree: int  # cells that agree with the reference value
-
-    @property
-    def distance(self) -> float:
-        """The mean distance over cells."""
-        return fmean(self.distances)
-
-
-def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
-    """By number of heads, over the cells that were run with every number."""
-    numbers = {heads for cells in places.values() for heads, _ in cells}
-    compared: dict[int, list[tuple[Spread, ReferenceValue]]] = {heads: [] for heads in sorted(numbers)}
+def beside_values(places: HeadsByPlace) -> dict[int, list[tuple[Spread, ReferenceValue]]]:
+    """By number of heads: our accuracy and the reference value of the models that were run with every number."""
+    numbers = sorted({heads for cells in places.values() for heads, _ in cells})
+    found: dict[int, list[tuple[Spread, ReferenceValue]]] = {}
     for cells in places.values():
-        for kind in dict.fromkeys(cell.model.kind for _, cell in cells):
-            known = {
-                heads: (cell.test, value)
-                for heads, cell in cells
-                if cell.model.kind == kind and (value := cell.reference_value)
-            }
-            if known.keys() == numbers:
-                for heads, pair in known.items():
-                    compared[heads].append(pair)
-    return {
-        heads: Nearness(
-            [abs(ours.mean - theirs.mean) for ours, theirs in pairs],
-            sum(agreement(*pair) == "agrees" for pair in pairs),
-        )
-        for heads, pairs in compared.items()
-        if pairs
-    }
+        for alike in grouped(cells, lambda pair: pair[1].model.kind).values():
+            known = {heads: (cell.test, value) for heads, cell in alike if (value := cell.reference_value)}
+            for heads in numbers if len(known) == len(numbers) else ():
+                found.setdefault(heads, []).append(known[heads])
+    return found

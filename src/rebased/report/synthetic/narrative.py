@@ -1,26 +1,25 @@
 """Sentences about runs on synthetic tasks: results, and what to know before believing them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from math import isnan
 from statistics import fmean
 
 from rebased.analysis.paired import SIGNIFICANT, equals
-from rebased.config import plural
-from rebased.report.comparisons import sentence, wilcoxon_limits
-from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
+from rebased.config import grouped, plural
+from rebased.report.comparisons import notes_on_tests
+from rebased.report.prose import warn_about_code, warn_about_open_runs
 from rebased.report.reference_values import MARGIN, agreement
-from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
+from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned, order_of
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import (
     Confounds,
     execution_confounds,
-    find_short,
     training_confounds,
     warn_about_short_training,
 )
-from rebased.report.synthetic.heads import HeadsByPlace, name_of_values, nearness
+from rebased.report.synthetic.heads import HeadsByPlace, beside_values, name_of_values
 from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -31,21 +30,15 @@ NAMED = 8  # models that a sentence names; the tables have all
 
 def lead(runs: Sequence[Run], results: Results) -> str:
     """'16 runs, 2 models, 1 task, ...'"""
-    counts = {
-        "run": len(runs),
-        "model": len(results.models),
-        "task": len(results.tasks),
-        "width": len(results.widths),
-        "learning rate": len({run.lr for run in runs}),
-        "seed": len({run.seed for run in runs}),
-    }
-    return ", ".join(plural(count, noun) for noun, count in counts.items()) + "."
+    counts: dict[str, Sized] = {"run": runs, "model": results.models, "task": results.tasks, "width": results.widths}
+    counts |= {"learning rate": {run.lr for run in runs}, "seed": {run.seed for run in runs}}
+    return ", ".join(plural(len(some), noun) for noun, some in counts.items()) + "."
 
 
 def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
     """The main results: one ranking per task, one verdict per family, and how many cells agree with others. Before
     them stands a warning about runs that ended too early."""
-    if short := warn_about_short_training(chosen_runs(results, results.tasks)):
+    if short := warn_about_short_training(chosen_runs(results)):
         yield short
     for task in results.tasks:
         yield ranking(results, task) if results.learned(task) else nobody_learned(results, task)
@@ -73,30 +66,21 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
         )
 
 
-def chosen_runs(results: Results, tasks: Sequence[str]) -> list[tuple[str, Run]]:
-    """The runs that accuracies on these tasks are of, each with the name of its model. A task that no model learned
-    has none: it is not ranked."""
-    cells = [cell for task in tasks if results.learned(task) for cell in results.of_task(task)]
+def chosen_runs(results: Results) -> list[tuple[str, Run]]:
+    """The runs that accuracies are of, each with the name of its model. A task that no model learned has none: it is
+    not ranked."""
+    cells = [cell for cell in results.cells if results.learned(cell.task)]
     return [(str(cell.model), run) for cell in cells for run in cell.chosen.values()]
-
-
-def short_note(results: Results, task: str) -> str | None:
-    """A note for the table of a task: which models' runs ended too early; None if there are none."""
-    found = find_short(chosen_runs(results, [task]))
-    counts = ", ".join(f"{short.model} {short.either} of {short.runs} runs" for short in found)
-    return f"Perhaps trained too short, see the summary: {counts}." if found else None
 
 
 def ranking(results: Results, task: str) -> str:
     """The models of a task by mean accuracy, over the widths that all of them have."""
-    cells = results.of_task(task)
-    models = [model for model in results.models if any(cell.model == model for cell in cells)]
-    widths = [d for d in results.widths if all(results.find(task, model, d) for model in models)]
+    models = grouped(results.of_task(task), lambda cell: cell.model)
+    widths = sorted(set.intersection(*({cell.d_model for cell in cells} for cells in models.values())))
     if not widths:
         return f"{task}: there is no width at which all {plural(len(models), 'model')} were run."
     means = {
-        model: fmean(cell.test.mean for cell in cells if cell.model == model and cell.d_model in widths)
-        for model in models
+        model: fmean(cell.test.mean for cell in cells if cell.d_model in widths) for model, cells in models.items()
     }
     order = sorted(means, key=lambda model: means[model], reverse=True)
     named = ", ".join(f"{model} {means[model]:.3f}" for model in order[:NAMED])
@@ -116,16 +100,14 @@ def nobody_learned(results: Results, task: str) -> str:
     )
 
 
-def some_did_not_learn(results: Results) -> str | None:
-    """How many runs did not learn a task that others learned, by model; None if all learned it."""
-    runs: dict[str, list[Run]] = {}
-    for model in results.models:
-        for cell in results.cells:
-            if cell.model == model and results.learned(cell.task):
-                runs.setdefault(str(model), []).extend(cell.all_runs)
+def some_did_not_learn(results: Results) -> str:
+    """How many runs did not learn a task that others learned, by model; "" if all learned it."""
+    learned = [cell for cell in results.cells if results.learned(cell.task)]
+    by_model = grouped(sorted(learned, key=lambda cell: order_of(cell.model)), lambda cell: str(cell.model))
+    runs = {model: [run for cell in cells for run in cell.all_runs] for model, cells in by_model.items()}
     counts = {model: sum(not has_learned(run) for run in some) for model, some in runs.items()}
     if not any(counts.values()):
-        return None
+        return ""
     order = sorted(counts, key=lambda model: counts[model] / len(runs[model]), reverse=True)
     listed = ", ".join(f"{model} {counts[model]} of {len(runs[model])}" for model in order)
     return (
@@ -139,8 +121,8 @@ def some_did_not_learn(results: Results) -> str | None:
 def verdict(family: Family) -> str:
     """How many comparisons of a family the reference wins, loses, or leaves undecided."""
     found = [contrast.found for contrast in family.contrasts]
-    ahead = sum(one.t_holm < SIGNIFICANT and one.difference.mean > 0 for one in found)
-    behind = sum(one.t_holm < SIGNIFICANT and one.difference.mean < 0 for one in found)
+    clear = [one.difference.mean for one in found if one.t_holm < SIGNIFICANT]
+    ahead, behind = sum(mean > 0 for mean in clear), sum(mean < 0 for mean in clear)
     untested = sum(isnan(one.t_holm) for one in found)
     if untested == len(found):
         return f"{family.title}: {plural(untested, 'comparison')}, none of them tested ({UNTESTED})."
@@ -154,15 +136,13 @@ def verdict(family: Family) -> str:
 
 def decided(family: Family) -> str:
     """The decided comparisons of a family, those with the smallest p first; empty if there is none."""
-    clear = sorted(
-        (contrast for contrast in family.contrasts if contrast.found.t_holm < SIGNIFICANT),
-        key=lambda contrast: contrast.found.t_holm,
-    )
+    clear = [contrast for contrast in family.contrasts if contrast.found.t_holm < SIGNIFICANT]
+    clear.sort(key=lambda contrast: contrast.found.t_holm)
     several = len({contrast.task for contrast in family.contrasts}) > 1
     listed = [
-        f"{difference_of(contrast.reference, contrast.other)} {contrast.found.difference.mean:+.3f} "
-        f"({f'{contrast.task}, ' if several else ''}{contrast.at}, p {equals(contrast.found.t_holm)})"
-        for contrast in clear[:NAMED]
+        f"{difference_of(one.reference, one.other)} {one.found.difference.mean:+.3f} "
+        f"({f'{one.task}, ' if several else ''}{one.at}, p {equals(one.found.t_holm)})"
+        for one in clear[:NAMED]
     ]
     more = f" and {len(clear) - NAMED} more" if len(clear) > NAMED else ""
     return f"Decided: {'; '.join(listed)}{more}. " if listed else ""
@@ -171,26 +151,14 @@ def decided(family: Family) -> str:
 def splits_of(family: Family) -> str:
     """The data that models were compared on."""
     splits = {contrast.split for contrast in family.contrasts}
-    named = {"held out": "on held-out data", "test": "on the test split"}
-    return named[splits.pop()] if len(splits) == 1 else "on held-out data where both models have them"
+    if len(splits) > 1:
+        return "on held-out data where both models have them"
+    return "on the test split" if "test" in splits else "on held-out data"
 
 
-def sentences(family: Family) -> Iterator[str]:
-    """One sentence per comparison."""
-    several = len({contrast.task for contrast in family.contrasts}) > 1
-    for contrast in family.contrasts:
-        yield sentence(contrast, f"{contrast.task}, {contrast.at}" if several else contrast.at)
-
-
-def notes_on_tests(family: Family) -> Iterator[str]:
+def notes_on_table(family: Family) -> Iterator[str]:
     """How to read the table of comparisons."""
-    yield (
-        "Differences are paired by seed; ± is their standard deviation. p* is p after Holm's correction over the "
-        f"{tested_of([contrast.found for contrast in family.contrasts])} of this table, for each test separately. "
-        "Intervals are Student's, of one mean each, and not corrected. Cohen's d is the mean difference divided by its "
-        "standard deviation; it is biased upwards for few seeds. rank-biserial is 1 if every seed favours the first "
-        "model."
-    )
+    yield from notes_on_tests(family.contrasts)
     changed = [
         f"{difference_of(contrast.reference, contrast.other)} ({contrast.at}) {equals(contrast.selected_p)} there"
         for contrast in family.contrasts
@@ -201,26 +169,26 @@ def notes_on_tests(family: Family) -> Iterator[str]:
         "The rate of a seed is the one that is best on the other seeds, so that no seed has a say in its own rate. The "
         f"tables of accuracies have the rate that is best over all seeds, as in the paper. {changes}"
     )
-    splits = {contrast.split for contrast in family.contrasts}
-    if "test" in splits:
+    if any(contrast.split == "test" for contrast in family.contrasts):
         yield (
             "The epoch was chosen on the test split itself, as in the paper, so these accuracies are selected for "
             "being high. Runs with task.held_out are compared on the held-out split instead."
         )
-    yield from wilcoxon_limits(family.contrasts)
 
 
 def heads_verdict(places: HeadsByPlace) -> str:
     """The number of heads whose accuracies are nearest to the reference values; empty if there are none at all."""
-    name, near = name_of_values(places), nearness(places)
+    name, found = name_of_values(places), beside_values(places)
     if not name:
         return ""
-    if not near:
+    if not found:
         return f"The {name} has no value for any model that was run with every number of heads."
-    nearest = min(near, key=lambda heads: near[heads].distance)
+    distances = {heads: fmean(abs(a.mean - b.mean) for a, b in pairs) for heads, pairs in found.items()}
+    nearest = min(distances, key=lambda heads: distances[heads])
+    agree = {heads: [agreement(*pair) == "agrees" for pair in pairs] for heads, pairs in found.items()}
     listed = "; ".join(
-        f"{plural(heads, 'head')} {one.distance:.3f}, {one.agree} of {len(one.distances)}"
-        for heads, one in near.items()
+        f"{plural(heads, 'head')} {distance:.3f}, {sum(agree[heads])} of {len(agree[heads])}"
+        for heads, distance in distances.items()
     )
     return (
         f"Nearest to the {name} on average: {plural(nearest, 'head')}. Mean distance from the {name}'s values, and "
@@ -229,22 +197,22 @@ def heads_verdict(places: HeadsByPlace) -> str:
     )
 
 
-def without_state(results: Results) -> str | None:
-    """Which models the figure of state sizes leaves out, and why; None if it has all."""
-    sizeless = dict.fromkeys(str(cell.model) for cell in results.cells if cell.state_bytes is None)
+def without_state(results: Results) -> str:
+    """Which models the figure of state sizes leaves out, and why; "" if it has all."""
+    sizeless = ", ".join(dict.fromkeys(str(cell.model) for cell in results.cells if cell.state_bytes is None))
     if not sizeless:
-        return None
+        return ""
     return (
-        f"Not shown: {', '.join(sizeless)}. The size of a state is known for mixers that can generate (extend), and "
-        "for mixers of your own if rebased report imports them (--import)."
+        f"Not shown: {sizeless}. The size of a state is known for mixers that can generate (extend), and for mixers of "
+        "your own if rebased report imports them (--import)."
     )
 
 
-def reference_note(results: Results, task: str) -> str | None:
-    """Where the reference values of a task are from, and in which settings the runs differ; None without values."""
+def reference_note(results: Results, task: str) -> str:
+    """Where the reference values of a task are from, and in which settings the runs differ; "" without values."""
     cells = [cell.reference for cell in results.of_task(task) if cell.reference_value]
     if not cells:
-        return None
+        return ""
     name = results.known.name
     differ = list(dict.fromkeys(text for cell in cells for text in cell.differences))
     how = f"These runs differ from the {name}'s: {'; '.join(differ)}." if differ else f"Settings are the {name}'s."
@@ -254,11 +222,11 @@ def reference_note(results: Results, task: str) -> str | None:
 
 def list_values(confounds: Confounds) -> str:
     """'precision fp32 (12 runs), bf16 (6 runs); epochs ...'"""
-    parts = []
-    for key, values in confounds.items():
-        counts = (f"{value} ({plural(count, 'run')})" for value, count in values.most_common())
-        parts.append(f"{key} {', '.join(counts)}")
-    return "; ".join(parts)
+    counts = {
+        key: ", ".join(f"{value} ({plural(count, 'run')})" for value, count in values.most_common())
+        for key, values in confounds.items()
+    }
+    return "; ".join(f"{key} {listed}" for key, listed in counts.items())
 
 
 def warnings(found: Collection, results: Results) -> Iterator[str]:
@@ -282,11 +250,7 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
     yield from warn_about_open_runs([run for run in found.runs if run.status not in COUNTED], found)
     yield from warn_about_diverged(found.runs)
     yield from describe_given_up(found.runs)
-    uneven = sum(rule_of(cell) == UNEVEN for cell in results.cells)
-    if uneven:
-        yield (
-            f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others. They could not be chosen."
-        )
-    single = sum(cell.test.n == 1 for cell in results.cells)
-    if single:
+    if uneven := sum(rule_of(cell) == UNEVEN for cell in results.cells):
+        yield f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others. They could not be chosen."
+    if single := sum(cell.test.n == 1 for cell in results.cells):
         yield f"{plural(single, 'cell')} of {len(results.cells)} with one seed only: no spread, no test."

@@ -1,11 +1,12 @@
 """Gamma and beta of queries and keys along training, by length of the sequences."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import ceil, nan, prod
 from typing import Any, NamedTuple
 
 from rebased.config import grouped
-from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
+from rebased.report.drawing import INK, Axes, MaxNLocator, Panels, draw_panels, look_of, thinned
 from rebased.report.reference_values import Measure
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.runs.finished import Run
@@ -53,29 +54,26 @@ def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
     drawn = {cell.task: curves(cell) for cell in cells}
     keys = dict.fromkeys(key for found in drawn.values() for key in found)
 
-    def panel(key: str) -> Draw:
-        def draw(axes: Axes) -> None:
-            for look, (task, found) in zip(looks(), drawn.items(), strict=False):
-                if key in found:
-                    draw_curves(axes, found[key], look, task, decays=key.endswith("gamma"))
-            measure: Measure = "gamma" if key.endswith("gamma") else "beta"
-            if value := cells[0].reference.values.get(measure):
-                axes.axhline(value.mean, color=INK, lw=1, ls=":", label=f"the {cells[0].known.name}'s value")
-            axes.set(xlabel="epoch", ylabel=NAMES.get(key, key))
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    def draw(key: str, axes: Axes) -> None:
+        for i, (task, found) in enumerate(drawn.items()):
+            if key in found:
+                draw_curves(axes, found[key], look_of(i), task, decays=key.endswith("gamma"))
+        measure: Measure = "gamma" if key.endswith("gamma") else "beta"
+        if value := cells[0].reference.values.get(measure):
+            axes.axhline(value.mean, color=INK, lw=1, ls=":", label=f"the {cells[0].known.name}'s value")
+        axes.set(xlabel="epoch", ylabel=NAMES[key])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-        return draw
-
-    panels = {NAMES.get(key, key): panel(key) for key in keys}
+    panels = {NAMES[key]: partial(draw, key) for key in keys}
     return draw_panels(panels, name, "Gamma and beta along training", columns=2)
 
 
 def draw_curves(axes: Axes, found: Sequence[Curve], look: Mapping[str, Any], task: str, decays: bool) -> None:
     """The lines of one task, and what weight decay alone leaves in the longest run if the parameter `decays`."""
-    for n, curve in enumerate(found):
-        kept = sorted(range(len(curve.epochs) - 1, -1, -ceil(len(curve.epochs) / POINTS)))  # from the last epoch back
+    for curve in found:
+        kept = thinned(len(curve.epochs), POINTS)
         epochs, means, sds = ([values[i] for i in kept] for values in curve[1:])
-        axes.plot(epochs, means, **{**look, "lw": 1.5}, label="" if n else task)
+        axes.plot(epochs, means, **{**look, "lw": 1.5}, label=task)
         low, high = ([mean + sign * sd for mean, sd in zip(means, sds, strict=True)] for sign in (-1, 1))
         axes.fill_between(epochs, low, high, color=look["color"], alpha=0.12 / len(found), lw=0)
     if decays:
@@ -88,16 +86,12 @@ def curves(cell: Cell) -> dict[str, list[Curve]]:
     """By parameter of the last layer that has some: one curve for each chosen run, from before its first step."""
     found: dict[str, list[Curve]] = {}
     for run in cell.chosen.values():
-        by_key: dict[str, Curve] = {}
-        for line in run.epochs:
-            for key, entry in last_layer(line).items():
-                if key in NAMES and entry["mean"] is not None and entry["sd"] is not None:
-                    curve = by_key.setdefault(key, Curve(run, [0], [BEFORE[key.split(".")[1]]], [0.0]))
-                    curve.epochs.append(line["epoch"])
-                    curve.means.append(entry["mean"])
-                    curve.sds.append(entry["sd"])
-        for key, curve in by_key.items():
-            found.setdefault(key, []).append(curve)
+        entries = [(line["epoch"], key, entry) for line in run.epochs for key, entry in last_layer(line).items()]
+        for key in dict.fromkeys(key for _, key, _ in entries if key in NAMES):
+            own = [(epoch, entry["mean"], entry["sd"]) for epoch, name, entry in entries if name == key]
+            points = [(0, BEFORE[key.split(".")[1]], 0.0), *(point for point in own if None not in point)]
+            if len(points) > 1:
+                found.setdefault(key, []).append(Curve(run, *map(list, zip(*points, strict=True))))
     return found
 
 
@@ -111,13 +105,8 @@ def decayed(run: Run, epoch: int) -> float:
     """What weight decay alone would leave of gamma after this many epochs; nan if the record does not tell."""
     train, line = run.settings["train"], run.epochs[-1]
     try:
-        left = decay_alone(train["lr"], train["weight_decay"], line["step"] / line["epoch"], train["epochs"], epoch)
+        lr, decay, steps, epochs = train["lr"], train["weight_decay"], line["step"] / line["epoch"], train["epochs"]
+        left = prod((1 - epoch_lr(lr, before, epochs) * decay) ** steps for before in range(epoch))
     except (KeyError, TypeError, ArithmeticError):  # a stranger's numbers may be too large
         return nan
     return nan if isinstance(left, complex) else left  # complex where lr times decay is above 1
-
-
-def decay_alone(lr: float, weight_decay: float, steps: float, epochs: int, epoch: int) -> float:
-    """What AdamW's weight decay alone leaves of a parameter that began at 1, after `epoch` of so many epochs of so many
-    steps."""
-    return prod((1 - epoch_lr(lr, before, epochs) * weight_decay) ** steps for before in range(epoch))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from rebased.config import plural
 from rebased.report.comparisons import as_record
 from rebased.report.drawing import Panels
-from rebased.report.page import Section, bullets, details, figure, finite, paragraphs
+from rebased.report.page import Section, details, figure, finite, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.synthetic import choices, figures, narrative, norms, tables
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, SliceKind, build_results
@@ -21,20 +21,29 @@ from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
 SLICES: dict[SliceKind, str] = {"by_pairs": "by pairs", "by_length": "by length", "slices": "by slice"}
-FEW = 12  # more sentences than this are hidden until the reader opens them
-CURVES = (
-    "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best seed. "
-    "A run stops when it has solved the task."
+SLICED = "Mean over seeds in each run's best epoch, on the held-out split if there is one."
+BUDGET = (
+    "The expected accuracy of the best of n learning rates, drawn at random from those that were tried: what a "
+    "user who can afford only n tries may expect. Each learning rate counts with its mean over seeds."
 )
 RESULTS = (
     "The learning rate is the one with the best mean over seeds on the test split. test: the accuracy of the best "
     "epoch on the test split, as in the paper. held out: the accuracy of the same epoch on the held-out split, on "
     "which nothing was chosen."
 )
-STATE = (
-    "State: the bytes that a model keeps per sequence to generate the next token, in fp32, after the task's longest "
-    "sequence. One point per width."
-)
+CAPTIONS = {
+    "by-width": "Mean over seeds at the chosen learning rate; bars are the sample standard deviation, as in the "
+    "paper's Figures 1, 3 and 7. Points of one width are shifted sideways a little, to show all of them.",
+    "budget": "Drawn with replacement; probably the estimator of the paper's Figure 4.",
+    "by-state": "State: the bytes that a model keeps per sequence to generate the next token, in fp32, after the "
+    "task's longest sequence. One point per width.",
+    "curves": "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best seed. "
+    "A run stops when it has solved the task.",
+    "by-pairs": SLICED,
+    "by-length": SLICED,
+    "by-heads": "Dotted: the {}'s value. Points of one number of heads are shifted sideways a little.",
+}
+"""Of the figures, by name."""
 
 
 class SyntheticReport:
@@ -57,6 +66,7 @@ class SyntheticReport:
         """Configs, runs, results and comparisons, to be embedded in the page as JSON."""
         return page_data(self.runs, self.results, self.families)
 
+    @cached_property
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name."""
         results = self.results
@@ -69,11 +79,11 @@ class SyntheticReport:
         if narrative.some_did_not_learn(results):
             named["not_learned"] = tables.not_learned_table(results)
         for kind in SLICES:
-            if self.has(kind):
+            if any(len(cell.slices(kind)) > 1 for cell in results.cells):
                 named[kind] = tables.slice_table(results, kind)
         if self.by_heads:
             named["heads"] = tables.heads_table(self.by_heads)
-        return named | {"runs": tables.runs_table(self.runs, self.results)}
+        return named | {"runs": tables.runs_table(self.runs, results)}
 
     @cached_property
     def figures(self) -> dict[str, Panels]:
@@ -86,111 +96,67 @@ class SyntheticReport:
             drawn.append(figures.accuracy_by_state(results))
         if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
             drawn.append(figures.mean_curves(results))
-        drawn += [figures.accuracy_by_slice(results, kind) for kind in SLICES if kind != "slices" and self.has(kind)]
+        drawn += [figures.accuracy_by_slice(results, kind) for kind in figures.SLICES if kind in self.tables]
         drawn += [figures.accuracy_by_heads(self.by_heads)] if self.by_heads else []
         return {panels.name: panels for panels in drawn}
-
-    def has(self, kind: SliceKind) -> bool:
-        """Whether some cell was tested on several slices of this kind."""
-        return any(len(cell.slices(kind)) > 1 for cell in self.results.cells)
 
     def sections(self) -> Iterator[Section]:
         """Accuracy by width, comparisons, figures, all results, all runs."""
         results = self.results
-        yield Section("Accuracy by width", self.by_width())
+        html = {name: table.to_html() for name, table in self.tables.items()}
+        captions = CAPTIONS | {"by-heads": CAPTIONS["by-heads"].format(results.known.name)}
+        drawn = {name: figure(panels, captions[name]) for name, panels in self.figures.items()}
+        by_task = (
+            f"<h3>{escape(task)}</h3>"
+            + html[f"by_width_{file_name(task)}"]
+            + paragraphs(narrative.reference_note(results, task))
+            for task in results.tasks
+        )
+        yield Section("Accuracy by width", drawn.get("by-width", "") + "".join(by_task))
         for family in self.families:
-            yield Section(f"Paired comparisons: {family.title.lower()}", comparisons(family))
-        if "budget" in self.figures:
-            yield Section("Accuracy by tuning budget", self.budgets())
-        if "by-state" in self.figures:
-            sizeless = narrative.without_state(results)
-            picture = figure(self.figures["by-state"], STATE)
-            yield Section("Accuracy by state size", picture + (paragraphs(sizeless) if sizeless else ""))
-        if "curves" in self.figures:
-            yield Section("Learning curves", figure(self.figures["curves"], CURVES))
+            table, notes = html[f"compared_{file_name(family.title).lower()}"], narrative.notes_on_table(family)
+            body = paragraphs(narrative.verdict(family)) + table + paragraphs(*notes)
+            yield Section(f"Paired comparisons: {family.title.lower()}", body)
+        if "budget" in drawn:
+            numbers = details("Show the numbers, with and without replacement", html["budgets"])
+            yield Section("Accuracy by tuning budget", paragraphs(BUDGET) + drawn["budget"] + numbers)
+        if "by-state" in drawn:
+            yield Section("Accuracy by state size", drawn["by-state"] + paragraphs(narrative.without_state(results)))
+        if "curves" in drawn:
+            yield Section("Learning curves", drawn["curves"])
         if some := narrative.some_did_not_learn(results):
-            yield Section("Runs that did not learn", paragraphs(some) + tables.not_learned_table(results).to_html())
-        if norms.cells_with_norms(results):
-            yield Section("Gamma and beta of queries and keys", self.norms())
-        for kind in SLICES:
-            yield from self.slices(kind)
+            yield Section("Runs that did not learn", paragraphs(some) + html["not_learned"])
+        if shown := norms.cells_with_norms(results):
+            yield Section("Gamma and beta of queries and keys", show_norms(shown))
+        for kind, words in SLICES.items():
+            if kind == "slices" and kind in html:  # names have no place on an axis
+                yield Section(f"Accuracy {words}", html[kind] + paragraphs(SLICED))
+            elif kind in html:
+                numbers = details("Show the numbers", html[kind])
+                yield Section(f"Accuracy {words}", drawn[kind.replace("_", "-")] + numbers)
         if self.by_heads:
-            dotted = f"Dotted: the {results.known.name}'s value. " if results.known.name else ""
-            caption = f"{dotted}Points of one number of heads are shifted sideways a little."
-            picture = figure(self.figures["by-heads"], caption)
-            table = tables.heads_table(self.by_heads).to_html()
-            verdict = narrative.heads_verdict(self.by_heads)
-            yield Section("Accuracy by number of heads", (paragraphs(verdict) if verdict else "") + picture + table)
+            verdict = paragraphs(narrative.heads_verdict(self.by_heads))
+            yield Section("Accuracy by number of heads", verdict + drawn["by-heads"] + html["heads"])
         chosen = ""
         if any(len(cell.runs) > 1 for cell in results.cells):
-            table = choices.choice_table(results).to_html()
-            chosen = paragraphs(choices.describe_choices(results)) + details("Show how each rate was chosen", table)
-        yield Section("All results", paragraphs(RESULTS) + chosen + tables.results_table(results).to_html())
-        runs = tables.runs_table(self.runs, self.results).to_html()
-        yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", runs))
+            table = details("Show how each rate was chosen", choices.choice_table(results).to_html())
+            chosen = paragraphs(choices.describe_choices(results)) + table
+        yield Section("All results", paragraphs(RESULTS) + chosen + html["results"])
+        yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", html["runs"]))
 
-    def by_width(self) -> str:
-        """The body of the section on widths: one figure, then one table per task."""
-        results, html = self.results, ""
-        if "by-width" in self.figures:
-            caption = (
-                "Mean over seeds at the chosen learning rate; bars are the sample standard deviation, as in the "
-                "paper's Figures 1, 3 and 7. Points of one width are shifted sideways a little, to show all of them."
-            )
-            html += figure(self.figures["by-width"], caption)
-        for task in results.tasks:
-            notes = (narrative.short_note(results, task), narrative.reference_note(results, task))
-            html += f"<h3>{escape(task)}</h3>" + tables.width_table(results, task).to_html()
-            html += paragraphs(*filter(None, notes))
-        return html
 
-    def budgets(self) -> str:
-        """The body of the section on tuning budgets."""
-        lead = paragraphs(
-            "The expected accuracy of the best of n learning rates, drawn at random from those that were tried: what a "
-            "user who can afford only n tries may expect. Each learning rate counts with its mean over seeds."
-        )
-        again = figure(
-            self.figures["budget"],
-            "Drawn with replacement; probably the estimator of the paper's Figure 4.",
-        )
-        numbers = tables.budget_table(self.results).to_html()
-        return lead + again + details("Show the numbers, with and without replacement", numbers)
-
-    def norms(self) -> str:
-        """The body of the section on gamma and beta: one figure per model and width, all but the first hidden."""
-        html = ""
-        for n, (name, cells) in enumerate(norms.cells_with_norms(self.results).items()):
-            picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.caption(cells))
-            html += f"<h3>{escape(name)}</h3>{picture}" if n == 0 else details(f"Show {name}", picture)
-        return html
-
-    def slices(self, kind: SliceKind) -> Iterator[Section]:
-        """The section on accuracy by pairs, by length or by a task's slices, if there is something to show."""
-        if not self.has(kind):
-            return
-        heading, table = f"Accuracy {SLICES[kind]}", tables.slice_table(self.results, kind).to_html()
-        caption = "Mean over seeds in each run's best epoch, on the held-out split if there is one."
-        if kind == "slices":  # names have no place on an axis
-            yield Section(heading, table + paragraphs(caption))
-        else:
-            picture = self.figures[kind.replace("_", "-")]
-            yield Section(heading, figure(picture, caption) + details("Show the numbers", table))
+def show_norms(by_model: Mapping[str, Sequence[Cell]]) -> str:
+    """The body of the section on gamma and beta: one figure per model and width, all but the first hidden."""
+    html = ""
+    for n, (name, cells) in enumerate(by_model.items()):
+        picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.caption(cells))
+        html += details(f"Show {name}", picture) if n else f"<h3>{escape(name)}</h3>{picture}"
+    return html
 
 
 def file_name(text: str) -> str:
     """A text as a file name: 'T = 256, 32 pairs' -> 'T_256_32_pairs'"""
     return re.sub(r"\W+", "_", text).strip("_")
-
-
-def comparisons(family: Family) -> str:
-    """The body of a section on a family of comparisons."""
-    sentences: Sequence[str] = list(narrative.sentences(family))
-    text = bullets(sentences)
-    if len(sentences) > FEW:
-        text = details(f"Show {len(sentences)} sentences", text)
-    table = tables.comparison_table(family.contrasts).to_html()
-    return paragraphs(narrative.verdict(family)) + text + table + paragraphs(*narrative.notes_on_tests(family))
 
 
 def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family]) -> dict[str, Any]:
@@ -199,17 +165,12 @@ def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family])
     listed = []
     for run in runs:
         shared = run.settings | {"train": {k: v for k, v in run.settings["train"].items() if k not in ("lr", "seed")}}
-        number = configs.setdefault(json.dumps(shared, sort_keys=True), len(configs))
+        config = configs.setdefault(json.dumps(shared, sort_keys=True), len(configs))
+        fields = {key: getattr(run, key) for key in ("digest", "folder", "model", "lr", "seed", "status", "code")}
         listed.append(
             {
-                "digest": run.digest,
-                "folder": run.folder,
-                "model": run.model,
-                "config": number,
-                "lr": run.lr,
-                "seed": run.seed,
-                "status": run.status,
-                "code": run.code,
+                **fields,
+                "config": config,
                 "device": run.device,
                 "parameters": run.parameters,
                 "seconds": round(run.seconds, 2),
@@ -221,25 +182,22 @@ def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family])
     return {
         "configs": [json.loads(config) for config in configs],
         "runs": listed,
-        "results": [
-            {
-                "task": cell.task,
-                "model": str(cell.model),
-                "d_model": cell.d_model,
-                "lr": cell.choice.lr,
-                "test": finite(cell.test._asdict()),
-                "held_out": finite(cell.held_out._asdict()) if cell.held_out else None,
-                "lr_means": cell.lr_means,
-                **reference_entry(cell),
-            }
-            for cell in results.cells
-        ],
+        "results": [result_entry(cell) for cell in results.cells],
         "comparisons": [as_record(contrast) for family in families for contrast in family.contrasts],
     }
 
 
-def reference_entry(cell: Cell) -> dict[str, Any]:
-    """What others report for a cell, by the name of the reference values; empty if there are none at all."""
+def result_entry(cell: Cell) -> dict[str, Any]:
+    """A cell as JSON data, with what others report for it by the name of the reference values."""
     value = cell.reference_value
-    entry = {key: getattr(value, key) for key in ("mean", "sd", "at_least", "error")} if value else None
-    return {cell.known.name: entry} if cell.known.name else {}
+    theirs = {key: getattr(value, key) for key in ("mean", "sd", "at_least", "error")} if value else None
+    return {
+        "task": cell.task,
+        "model": str(cell.model),
+        "d_model": cell.d_model,
+        "lr": cell.choice.lr,
+        "test": finite(cell.test._asdict()),
+        "held_out": finite(cell.held_out._asdict()) if cell.held_out else None,
+        "lr_means": cell.lr_means,
+        **({cell.known.name: theirs} if cell.known.name else {}),
+    }

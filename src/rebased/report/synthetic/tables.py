@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from rebased.analysis.selection import expected_validation_performance
-from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
+from rebased.config import grouped
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, Contrast, pair_cells, result_cells
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
-from rebased.report.synthetic.comparisons import Contrast
 from rebased.report.synthetic.heads import HeadsByPlace, name_of_values
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
@@ -24,16 +24,14 @@ def width_table(results: Results, task: str) -> Table:
     for d_model in widths:
         head += [f"D = {d_model}", results.known.name] if d_model in known else [f"D = {d_model}"]
     rows = []
-    for model in (model for model in results.models if any(cell.model == model for cell in cells)):
-        row, means = [str(model)], []
+    for model, line in grouped(cells, lambda cell: cell.model).items():
+        row, found = [str(model)], {cell.d_model: cell for cell in line}
         for d_model in widths:
-            cell = results.find(task, model, d_model)
-            row.append(plus_minus(cell.test) if cell else NONE)
-            means += [cell.test.mean] if cell else []
-            if d_model in known:
-                row.append(reference_cell(cell))
-        mean = number(fmean(means) if len(means) == len(widths) else None)
-        rows.append((*row, mean) if len(widths) > 1 else tuple(row))
+            cell = found.get(d_model)
+            row += [plus_minus(cell.test) if cell else NONE]
+            row += [reference_cell(cell)] if d_model in known else []
+        mean = fmean(cell.test.mean for cell in line) if len(found) == len(widths) else None
+        rows.append((*row, number(mean)) if len(widths) > 1 else tuple(row))
     return Table((*head, "mean") if len(widths) > 1 else tuple(head), rows)
 
 
@@ -45,7 +43,18 @@ def results_table(results: Results) -> Table:
         *("held out", "held out sd", "diverged", "parameters", "state bytes", *named),
     )
     brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", *named)
-    return task_last(Table(head, [_result(cell) for cell in results.cells], brief))
+    rows = [
+        (
+            *(*place_of(cell), number(cell.choice.lr, "g"), number(len(cell.runs), "d"), number(cell.test.n, "d")),
+            *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
+            *(number(getattr(cell.held_out, name, None)) for name in ("mean", "sd")),
+            number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
+            *(number(cell.any_run.parameters, ","), number(cell.state_bytes, ",")),
+            *((reference_cell(cell),) if named else ()),
+        )
+        for cell in results.cells
+    ]
+    return task_last(Table(head, rows, brief))
 
 
 def task_last(table: Table) -> Table:
@@ -56,24 +65,9 @@ def task_last(table: Table) -> Table:
     return Table(head, rows, tuple(name for name in table.brief or head if name != "task"))
 
 
-def _result(cell: Cell) -> tuple[str, ...]:
-    run = cell.any_run
-    held_out = cell.held_out
-    return (
-        str(cell.model),
-        cell.task,
-        number(cell.d_model, "d"),
-        number(cell.choice.lr, "g"),
-        number(len(cell.runs), "d"),
-        number(cell.test.n, "d"),
-        *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
-        number(held_out.mean if held_out else None),
-        number(held_out.sd if held_out else None),
-        number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
-        number(run.parameters, ","),
-        number(cell.state_bytes, ","),
-        *((reference_cell(cell),) if cell.known.name else ()),
-    )
+def place_of(cell: Cell) -> tuple[str, str, str]:
+    """The model, task and width of a cell."""
+    return str(cell.model), cell.task, number(cell.d_model, "d")
 
 
 def reference_cell(cell: Cell | None) -> str:
@@ -92,33 +86,21 @@ def runs_table(runs: Sequence[Run], results: Results) -> Table:
     )
     settings = [run.settings for run in runs]
     tasks = task_names(settings)
+    own = zip(map(str, model_names(settings, tasks)), tasks, strict=True)
     named = {run.digest: (str(cell.model), cell.task) for cell in results.cells for run in cell.all_runs}
-    names = [
-        named.get(run.digest, (str(model), task))
-        for run, model, task in zip(runs, model_names(settings, tasks), tasks, strict=True)
-    ]
+    names = [named.get(run.digest, name) for run, name in zip(runs, own, strict=True)]
     brief = ("run", "model", "task", "D", "lr", "seed", "accuracy", "held out")
-    return Table(head, [_run(run, *name) for run, name in zip(runs, names, strict=True)], brief)
-
-
-def _run(run: Run, model: str, task: str) -> tuple[str, ...]:
-    return (
-        run.digest,
-        model,
-        task,
-        number(run.d_model, "d"),
-        number(run.lr, "g"),
-        number(run.seed, "d"),
-        number(run.best.accuracy, ".4f"),
-        number(run.held_out, ".4f"),
-        number(run.best.epoch, "d"),
-        number(len(run.epochs), "d"),
-        str(run.settings["train"].get("precision", NONE)),
-        number(run.seconds, ".1f"),
-        run.status,
-        run.code,
-        run.device,
-    )
+    rows = [
+        (
+            *(run.digest, *name, number(run.d_model, "d"), number(run.lr, "g"), number(run.seed, "d")),
+            *(number(run.best.accuracy, ".4f"), number(run.held_out, ".4f")),
+            *(number(run.best.epoch, "d"), number(len(run.epochs), "d")),
+            *(str(run.settings["train"].get("precision", NONE)), number(run.seconds, ".1f")),
+            *(run.status, run.code, run.device),
+        )
+        for run, name in zip(runs, names, strict=True)
+    ]
+    return Table(head, rows, brief)
 
 
 def comparison_table(contrasts: Sequence[Contrast]) -> Table:
@@ -126,12 +108,8 @@ def comparison_table(contrasts: Sequence[Contrast]) -> Table:
     place = ("comparison", "task", "D")
     rows = [
         (
-            difference_of(one.reference, one.other),
-            one.task,
-            ", ".join(map(str, one.widths)),
-            *result_cells(one),
-            one.split,
-            *pair_cells(one),
+            *(difference_of(one.reference, one.other), one.task, ", ".join(map(str, one.widths))),
+            *(*result_cells(one), one.split, *pair_cells(one)),
         )
         for one in contrasts
     ]
@@ -150,11 +128,9 @@ def budget_table(results: Results) -> Table:
     budgets = [f"{kind} {m}" for kind in ("with", "without") for m in range(1, most + 1)]
     rows = []
     for cell in results.cells:
-        row = [str(cell.model), cell.task, number(cell.d_model, "d")]
-        for replacement in (True, False):
-            best = expected_validation_performance(cell.lr_means, replacement)
-            row += [*(number(value) for value in best), *[NONE] * (most - len(best))]
-        rows.append(tuple(row))
+        again, anew = (expected_validation_performance(cell.lr_means, replacement) for replacement in (True, False))
+        empty = [NONE] * (most - len(again))
+        rows.append((*place_of(cell), *map(number, again), *empty, *map(number, anew), *empty))
     return task_last(Table(("model", "task", "D", *budgets), rows))
 
 
@@ -165,7 +141,7 @@ def not_learned_table(results: Results) -> Table:
     rows = []
     for cell in cells:
         counts = (not_learned(list(cell.runs[lr].values())) if lr in cell.runs else NONE for lr in rates)
-        rows.append((str(cell.model), cell.task, number(cell.d_model, "d"), *counts, not_learned(cell.all_runs)))
+        rows.append((*place_of(cell), *counts, not_learned(cell.all_runs)))
     return task_last(Table(("model", "task", "D", *(f"lr {lr:g}" for lr in rates), "all"), rows))
 
 
@@ -182,11 +158,7 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
     parts = sorted({part for cell in cells for part in cell.slices(kind)})
     words = {"by_pairs": "{} pairs", "by_length": "T = {}", "slices": "{}"}
     heads = [words[kind].format(part) for part in parts]
-    rows = []
-    for cell in cells:
-        found = cell.slices(kind)
-        values = (number(found.get(part)) for part in parts)
-        rows.append((str(cell.model), cell.task, number(cell.d_model, "d"), *values))
+    rows = [(*place_of(cell), *(number(cell.slices(kind).get(part)) for part in parts)) for cell in cells]
     return task_last(Table(("model", "task", "D", *heads), rows))
 
 
@@ -194,11 +166,9 @@ def heads_table(places: HeadsByPlace) -> Table:
     """One row per model and number of heads, with the reference value."""
     name = name_of_values(places)
     rows = []
-    for cells in places.values():
-        for heads, cell in cells:
-            value = cell.reference_value
-            off = number(None if value is None else abs(cell.test.mean - value.mean))
-            place = (cell.model.kind, cell.task, number(cell.d_model, "d"), number(heads, "d"))
-            row = (*place, plus_minus(cell.test))
-            rows.append((*row, reference_cell(cell), off) if name else row)
+    for heads, cell in (pair for cells in places.values() for pair in cells):
+        value = cell.reference_value
+        theirs = (reference_cell(cell), number(abs(cell.test.mean - value.mean) if value else None)) if name else ()
+        place = (cell.model.kind, cell.task, number(cell.d_model, "d"), number(heads, "d"))
+        rows.append((*place, plus_minus(cell.test), *theirs))
     return task_last(Table(("model", "task", "D", "heads", "test", *((name, "distance") if name else ())), rows))
