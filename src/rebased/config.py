@@ -320,7 +320,10 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag not in _TAGS:
             raise yaml.constructor.ConstructorError(
-                None, None, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} has no use here", node.start_mark
+                None,
+                None,
+                f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not supported here; remove it",
+                node.start_mark,
             )
         decimal = _NUMBERS.get(node.tag) if isinstance(node, yaml.ScalarNode) else None
         if decimal and not decimal.fullmatch(node.value):
@@ -334,7 +337,7 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:  # such as of !!bool abc
             what = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
-                None, None, f"{short(node.value)} is not of the kind !!{what}", node.start_mark
+                None, None, f"{short(node.value)} cannot be read as !!{what}", node.start_mark
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

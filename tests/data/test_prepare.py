@@ -214,7 +214,7 @@ def test_ended_anywhere_and_resumed(mixed: PrepareConfig, whole: Path, tmp_path:
             prepare(mixed, folder, on_progress=stop_after)
         with pytest.raises(ValueError, match=r"has no manifest\.json"):
             Corpus(folder)
-        with pytest.raises(ValueError, match="holds this preparation; add --resume"):
+        with pytest.raises(ValueError, match="already holds this preparation; finish it with --resume"):
             prepare(mixed, folder)
         prepare(mixed, folder, resume=True)
         assert contents(folder) == contents(whole)

@@ -85,7 +85,7 @@ def test_a_step_that_cannot_be_captured(
     for _ in range(3):
         assert graphs.run(8, "draw") is made
     (record,) = caplog.records
-    assert record.message.endswith(". It is not replayed, which is slower")
+    assert record.message.endswith(". Steps run without a CUDA graph, which is slower")
 
 
 def test_a_graph_needs_a_gpu() -> None:

@@ -105,16 +105,17 @@ def test_the_sentence_about_time() -> None:
         "8,192 tokens (forward and backward)."
     )
     slow = [one._replace(poly_both=100 * one.poly_both) for one in TIMINGS]
-    assert "the operator is slower than softmax attention up to 8,192 tokens, 18.3 times there" in cost_sentence(slow)
+    assert (
+        "the operator is slower than softmax attention up to 8,192 tokens: it takes 18.3 times as long there"
+        in cost_sentence(slow)
+    )
     fast = [one._replace(poly_both=one.poly_both / 100) for one in TIMINGS]
     assert "faster than softmax attention at every length" in cost_sentence(fast)
 
 
 def test_the_sentence_about_states_has_their_bytes() -> None:
     sentence = state_sentence(planted(CLEAR), MAPS)
-    assert sentence.startswith(
-        "State: of 4 pairs, so many can be read from the state at the end of a sequence: 1 from "
-    )
+    assert sentence.startswith("State: at the end of a sequence it still holds, of 4 pairs, 1 from ")
     # 12 heads of 2 values and a norm, with 16 or 136 features; two tokens of the convolution
     assert f"1 from LinearAttention, keys of 16 ({4 * (12 * 16 * 3 + 64):,} B)" in sentence
     assert f"4 from ReBased, keys of 16 ({4 * (12 * 136 * 3 + 64):,} B)" in sentence

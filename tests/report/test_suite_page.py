@@ -38,7 +38,7 @@ def test_a_cell_without_all_rates_or_seeds_is_not_ranked() -> None:
     no_choice = Board(SUITE, [run for run in runs if run.lr > 1e-3])
     assert [cell.rate for cell in no_choice.cells] == [None] * 4
     assert not any(cell.scored for cell in no_choice.cells)
-    assert "Recall and time" not in suite_page(no_choice, "small", "x", {"ReBased": 1.0}, "A CPU").to_html()
+    assert "Recall and time" not in suite_page(no_choice, "small", "x", {"ReBased": [1.0]}, "A CPU").to_html()
 
 
 def test_a_mixer_with_one_lucky_seed_does_not_lead() -> None:
@@ -100,7 +100,7 @@ def test_each_number_links_to_its_runs_and_names_are_escaped() -> None:
     name = "<script>alert(1)</script>\x1b[31m"
     strange = [rename(run, name) for run in suite_runs(SUITE, {"Delta": 0.4})]
     board = Board(SUITE, [*strange, *suite_runs(SUITE, {"ReBased": 0.5})], ["ReBased"])
-    page = suite_page(board, "small", "rebased suite small", {"ReBased": 2.0}, "A CPU").to_html()
+    page = suite_page(board, "small", "rebased suite small", {"ReBased": [2.0]}, "A CPU").to_html()
     assert_self_contained(page)
     assert "<script>alert" not in page
     links = set(re.findall(r'href="#(runs-[^"]*)"', page))
@@ -157,12 +157,16 @@ def test_a_factor_is_described_by_its_planned_tests_and_its_time() -> None:
     flat = suite_runs(SUITE, dict.fromkeys(level, 0.5), spread=0.001)
     runs += [run for run in flat if run.settings["suite"]["task"] == "overwriting"]
     board = Board(SUITE, runs)
-    square = describe_factor(board, "square", {"ReBased": 3.0, "Linear": 2.0, "Delta": 9.0})
+    rounds = {"ReBased": [3.0, 2.4, 4.4], "Linear": [2.0, 2.0, 2.0], "Delta": [9.0, 9.0, 9.0]}
+    square = describe_factor(board, "square", rounds)
     assert square == (
         "At equal bytes of state the square recalls more on MQAR (+0.40); makes no difference that matters on "
         "overwriting (+0.00, 95 % interval -0.00 to +0.00). The share of runs that begin to learn changes on MQAR "
-        "(+1.00). A training step takes 1.50 times as long with it (1 pair of mixers, timed here)."
+        "(+1.00). A training step takes 1.50 times as long with it (1.20 to 2.20; 1 pair of mixers, timed "
+        "here in 3 rounds)."
     )
+    disturbed = describe_factor(board, "square", rounds | {"Linear": [2.0, 4.8, 2.0]})
+    assert disturbed.endswith("not clear: 0.50 to 2.20 times as long (1 pair of mixers, timed here in 3 rounds).")
     assert "times as long" not in describe_factor(board, "delta", {})
     assert describe_factor(Board(SUITE, []), "square", {}) == ""
     assert three_sentences(board)[1] == "Decided at equal bytes of state: the square recalls more on 1 of 2 tasks."

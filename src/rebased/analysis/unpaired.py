@@ -68,7 +68,7 @@ def effect(a: Groups, b: Groups) -> Effect:
 
 
 def effect_of(mean: float, sd: float, n: int, other: float, other_sd: float, other_n: int) -> Effect:
-    """The difference of two means of which only means, standard deviations and sizes are known."""
+    """The difference of two means, from means, standard deviations and sample sizes."""
     return Effect(mean - other, *_welch([(sd**2 / n, n), (other_sd**2 / other_n, other_n)]), n, other_n)
 
 

@@ -191,7 +191,7 @@ def build_engine(model: Path | None, opening: ModelOptions, serving: ServeOption
 
 
 def say_who_reaches_it(console: Console, host: str, hosts: frozenset[str], *, has_key: bool) -> None:
-    """Say what those should know who let other machines reach the server."""
+    """Warn if other machines can reach the server."""
     from rebased.serve.hosts import ANY
 
     if host in LOOPBACK:
@@ -217,7 +217,7 @@ def read_key(path: Path | None) -> str | None:
 
 
 def trained_on(path: Path) -> str:
-    """Return what a model was trained on, in a few words; empty if nothing beside its weights says."""
+    """Return in a few words what a model was trained on; empty if it is not known."""
     first = next(iter(record_beside(path)), {})
     folder = Path(first.get("config", {}).get("data", {}).get("folder", "")).name
     return str(first.get("text") or (f"the text {folder}" if folder else "")).split(". ")[0]  # its first sentence

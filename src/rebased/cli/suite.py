@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -30,6 +31,7 @@ from rebased.train.sweep.cost import processor_of, time_steps
 from rebased.train.sweep.grid import Point, Select, Sweep
 
 ALL = "all"
+ROUNDS = 3  # in which mixers are timed
 DECISIVE = (
     "keeps_shape",
     "output_is_finite",
@@ -62,7 +64,7 @@ class SuiteCommand(Command):
         return dict(suite.mixers if ALL in targets else [find_mixer(suite, target) for target in targets])
 
     def read(self) -> Sweep:
-        """The runs, and that rates are chosen on the first seeds."""
+        """All runs of the suite; the rate is chosen on the first seeds."""
         suite = self.content
         points = [
             Point({"mixer": label}, config)
@@ -139,7 +141,14 @@ def suite(
     for sentence in three_sentences(board):
         say(to.result_console(), sentence)
     say(to.console(), f"wrote {page}: open it in a browser")
-    to.emit(to_json(board) | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
+    to.emit(
+        to_json(board)
+        | {
+            "page": page,
+            "complete": code == 0,
+            "milliseconds_per_1000_tokens": {name: median(each) for name, each in speeds.items()},
+        }
+    )
     return code
 
 
@@ -180,17 +189,23 @@ def check_contract(target: str, name: str) -> list[str]:
     return [f"{target} fails {many} that matter elsewhere: rebased check {target}"] if failed else []
 
 
-def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]:
-    """Milliseconds per 1,000 tokens of a training step on the last task with the largest state: of the asked mixers, of
-    those that figures draw as lines, and of those with factors."""
-    suite, found = board.suite, dict[str, float]()
+def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, list[float]]:
+    """Milliseconds of a training step per 1,000 tokens, one per round, on the last task with the largest state: for the
+    mixers of this command, those that figures draw as lines, and those with factors.
+
+    Mixers take turns, so that other programs on the machine slow all of them.
+    """
+    suite = board.suite
     last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
     single = suite.model_copy(update=last)
     asked = {name: mixer for name, mixer in command.mixers().items() if name in board.own}
     mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn or mixer.factors} | asked
-    with to.console().status("timing a training step of each mixer ..."):
-        for label, mixer in mixers.items():
-            config = single.configs(command.file.stem, label, mixer, command.device)[0]
-            step = min(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds, undisturbed
-            found[label] = 1e6 * step / (config.train.batch_size * config.task.train[0].seq_len)
+    configs = {
+        name: single.configs(command.file.stem, name, mixer, command.device)[0] for name, mixer in mixers.items()
+    }
+    found = {name: list[float]() for name in mixers}
+    say(to.console(), f"timing a training step of {plural(len(mixers), 'mixer')}, in {ROUNDS} rounds ...")
+    for name, config in ROUNDS * [*configs.items()]:
+        step = min(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds, undisturbed
+        found[name].append(1e6 * step / (config.train.batch_size * config.task.train[0].seq_len))
     return found

@@ -76,7 +76,7 @@ def describe_plan(
 
 
 def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """A sentence about the stages of a sweep, of which `runs` are left to train."""
+    """A sentence about the stages of a sweep. `runs` are left to train."""
     select = stages.select
     roles = [stages.role(run) for run in runs]
     others = "left out" if select.others == "skip" else "trained last"
@@ -156,7 +156,7 @@ class Tally:
         return sum(cost * max(self.fraction[digest], share(self.runs[digest])) for digest, cost in self._cost.items())
 
     def share_done(self) -> float:
-        """The share of the time that is over, of what was left when the sweep started, by the estimate."""
+        """The share of the estimated time that has passed since the sweep started."""
         total = self._total()
         return sum(self._cost[digest] * part for digest, part in self.fraction.items()) / total if total else 1.0
 
@@ -253,7 +253,7 @@ class _Follower(Sink):
 
 
 class LineBoard(SweepBoard):
-    """Prints one line per run that has ended, and now and then one about those in progress."""
+    """Prints one line per run that has ended, and from time to time one about those in progress."""
 
     def noted(self) -> None:
         if time.monotonic() - self._printed >= SILENCE:

@@ -163,7 +163,7 @@ class SweepFiles:
         return bool(self._taken)
 
     def describe(self, plan: Plan) -> Iterator[str]:
-        """Sentences about what was read."""
+        """Sentences about the files that --known read."""
         if self._bundles or self.known.found.files:
             yield from describe_known(self.known, len(plan.runs))
         for path, moved in self._unpacked:

@@ -179,7 +179,7 @@ class ReBasedLinearAttention(nn.Module):
 
 
 def register() -> None:
-    """Register our parallel_rebased as a backend of flash-linear-attention, for its layers and all who import later.
+    """Register our parallel_rebased as a backend of flash-linear-attention, for code that imports it from now on.
 
     The library's own dispatcher then calls ours. The environment variable FLA_REBASED=0 turns ours off, and its own
     FLA_DISABLE_BACKEND_DISPATCH=1 all backends. Registering twice changes nothing. Call it before `from fla.ops.rebased

@@ -47,7 +47,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on until one of `stops` occurs in it; neither that string nor anything after it is passed on.
+    """Passes text on up to the first of `stops`, without it.
 
     The end of a text that may be the beginning of a stop string is held until it is decided.
     """

@@ -73,7 +73,7 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
             f"{folder} holds another preparation: it differs in {' and '.join(different)}; choose another folder (-o)"
         )
     if not resume:
-        raise ValueError(f"{folder} holds this preparation; add --resume to go on, or choose another folder (-o)")
+        raise ValueError(f"{folder} already holds this preparation; finish it with --resume, or choose another (-o)")
     return state
 
 

@@ -12,7 +12,7 @@ from rebased.ops import REBASED, poly_attention
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 16, 64  # of ReBased; heads of softmax attention have keys as wide as values
-ENOUGH = 0.25  # seconds for which each call is repeated; once at least
+ENOUGH = 0.25  # seconds for which each call is repeated; once at least. Two that are compared take turns
 
 
 class Timing(NamedTuple):
@@ -54,15 +54,16 @@ def time_one(T: int) -> Timing:
         return scaled_dot_product_attention(q, k, values, is_causal=True).transpose(1, 2)
 
     with torch.no_grad():
-        forward = _fastest(poly), _fastest(softmax)
-    return Timing(T, *forward, _fastest(lambda: poly().backward(do)), _fastest(lambda: softmax().backward(do)))
+        forward = _fastest(poly, softmax)
+    return Timing(T, *forward, *_fastest(lambda: poly().backward(do), lambda: softmax().backward(do)))
 
 
-def _fastest(call: Callable[[], object]) -> float:
-    """The milliseconds of the fastest of the calls that fit into ENOUGH seconds."""
-    times: list[float] = []
-    while not times or sum(times) < ENOUGH:
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times) * 1e3
+def _fastest(*calls: Callable[[], object]) -> list[float]:
+    """Milliseconds of each call, the fastest of its turns. Other programs on the machine slow all calls alike."""
+    times: list[list[float]] = [[] for _ in calls]
+    while not times[0] or min(map(sum, times)) < ENOUGH:
+        for call, taken in zip(calls, times, strict=True):
+            started = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - started)
+    return [min(taken) * 1e3 for taken in times]

@@ -47,7 +47,7 @@ DOCUMENTS = [0, 1, 12, 12, 21, 42, 44, 63]  # one of a single token, an empty on
 LENGTHS = (1, 2, 7, T, 64)
 SPLITS = ([21], [1] * 21, [20, 1], [1, 20], [8, 5, 1, 7], [3, 16, 2])
 FLOATS = {"float64": (torch.float64,), "float32": (torch.float32,)}
-LEAK = "the model is trained on tokens that it must predict"
+LEAK = "the output at t may depend on x[:, :t + 1] only, or the model sees the tokens that it must predict"
 GENERATION = "generation gives other tokens than training"
 
 
@@ -167,7 +167,8 @@ def not_finite_reaches_no_other(name: str, value: float) -> None:
         raise NotApplicable(f"mixer {name!r} declares spreads_nan: {reason}")
     require(
         after[0, :10].isfinite().all(),
-        f"{value} at position 10 reaches earlier outputs; if it must, say why in a class attribute `spreads_nan`",
+        f"{value} at position 10 reaches earlier outputs: the mixer looks ahead, or multiplies later tokens by 0. "
+        "If that cannot be helped, say why in a class attribute `spreads_nan`",
     )
     require_near(after[:1, :10], before[:1, :10], f"the output before {value} at position 10")
 
@@ -333,7 +334,7 @@ def attention_map_is_forward(name: str, dtype: torch.dtype) -> None:
 
 @check("sequences of a batch see each other")
 def rows_are_apart(name: str) -> None:
-    """Check that each row of a batch gives what it gives alone."""
+    """Check that a row's output does not depend on the other rows of the batch."""
     mixer, x = build(name), random_inputs()
     together = checked_forward(mixer, x)
     for row in range(B):

@@ -1,4 +1,4 @@
-"""The record of a probe: what was found in one run, and of which run. Pages are drawn from such records alone.
+"""The record of a probe of one run. Pages are drawn from such records alone.
 
 `probe_run` keeps the record in the run's folder as probe.json. It is computed again only if the weights or what is
 asked for have changed.

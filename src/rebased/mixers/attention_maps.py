@@ -49,7 +49,7 @@ def attention_map(mixer: nn.Module, x: Tensor) -> Tensor:
     """Return the attention matrix [B,H,T,T] of a mixer for x [B,T,D]. Raises ValueError for a mixer without one."""
     if not isinstance(mixer, HasAttentionMap):
         raise ValueError(
-            f"{describe_mixer(mixer)} has no attention matrix: its output is no weighted sum of values over positions; "
+            f"{describe_mixer(mixer)} has no attention matrix: its output is not a weighted sum of values; "
             "only mixers with attention_map and apply_attention can be probed (docs/add_a_mixer.md)"
         )
     A = mixer.attention_map(x)

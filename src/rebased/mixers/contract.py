@@ -132,7 +132,7 @@ def describe_mixer(mixer: nn.Module | type[nn.Module]) -> str:
 
 
 def named_arguments(mixer: nn.Module) -> str:
-    """Return the arguments that a mixer was made with, for its repr: those that it keeps under their names."""
+    """Return, for the repr, the constructor arguments that a mixer stores under their names."""
     names = [name for name in inspect.signature(type(mixer)).parameters if name not in FACTORY]
     return ", ".join(f"{name}={getattr(mixer, name)!r}" for name in names if hasattr(mixer, name))
 

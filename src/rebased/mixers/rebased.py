@@ -174,7 +174,7 @@ class ReBased(PolynomialAttention):
         return self.ln_q.as_norm(), self.ln_k.as_norm(), self.norm_axis == "joint"
 
     def qk_parameters(self) -> dict[str, Tensor]:
-        """Return gamma and beta of q and k by name, those that there are: {"q.gamma": [H*K], "q.beta": ..., ...}.
+        """Return gamma and beta of q and k by name, where they exist: {"q.gamma": [H*K], "q.beta": ..., ...}.
 
         Norms that q and k share are called "qk.gamma" and "qk.beta". Records keep their statistics along training.
         """

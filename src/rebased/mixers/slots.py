@@ -56,7 +56,7 @@ class FusedSlots(Protocol):
 
 @runtime_checkable
 class HasStepHeads(Protocol):
-    """Fused slots whose step is in two parts, so that an output gate can stand between them (wrapper.py)."""
+    """Fused slots. A step has two parts; wrapper.py puts an output gate between them."""
 
     def step_heads(self, x: Tensor, norm: Norm | None, lengths: Tensor, longest: int) -> Tensor:
         """Return the heads [count,H*V] of the mixer for norm(x), x [count,D], and overwrite the states."""

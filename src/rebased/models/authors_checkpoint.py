@@ -100,7 +100,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         raise ValueError(
-            f"{path} is neither a safetensors file nor a state dict of torch.save with nothing but weights; nothing in "
+            f"{path} is neither a safetensors file nor a state dict of torch.save that holds weights alone; no code in "
             "it was executed"
         ) from error
     for wrapper in ("state_dict", "model"):

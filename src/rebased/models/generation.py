@@ -48,8 +48,7 @@ def read_prompts(
             tokens = tokenizer.encode(prompt)
         if not tokens and end_of_text is None:
             raise ValueError(
-                f"{this} is empty, and there is no end-of-text token that a text could begin with; give one as "
-                "end_of_text, or a prompt"
+                f"{this} is empty, and there is no end-of-text token to begin with; pass end_of_text, or a prompt"
             )
         tokens = tokens or [end_of_text]
         if not (_are_whole(tokens) and min(tokens) >= 0 and max(tokens) < vocab_size):

@@ -101,7 +101,7 @@ class InvariantDecoder:
 
 
 class _Block(Decoder):
-    """Slots that are stepped together. How one of them chooses its token does not depend on how the others do."""
+    """Slots that are stepped together. Each chooses its token independently of the others."""
 
     greedy_by_kernel = True
 

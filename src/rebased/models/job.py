@@ -90,7 +90,7 @@ class Began(NamedTuple):
 
 
 class NewTokens(NamedTuple):
-    """What a step made. The first three lists have one entry per sequence that got a token."""
+    """The result of a step. The first three lists have one entry per sequence that got a token."""
 
     numbers: list[int]  # of the sequences
     tokens: list[int]

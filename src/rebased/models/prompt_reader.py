@@ -135,7 +135,7 @@ class PromptReader:
 
 
 def begin_alike(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Return True if a state after the beginning of one prompt may serve the other: it is then worth to wait for it."""
+    """Return True if a state after the beginning of one prompt may serve the other, which then waits for it."""
     shared = min(GRID, len(one) - 1, len(other) - 1)
     return shared > 0 and one[:shared] == other[:shared]
 

@@ -92,7 +92,7 @@ class StepGraphs:
                 problem += ": something in it waits for the GPU or copies from the host"
             if self._required:
                 raise ValueError(f"{problem}. Decode without capture") from error
-            _log.warning("%s. It is not replayed, which is slower", problem)
+            _log.warning("%s. Steps run without a CUDA graph, which is slower", problem)
             self.captures = False
         else:
             self._graphs[key] = graph, made

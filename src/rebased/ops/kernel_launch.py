@@ -195,7 +195,7 @@ def _is_known(compiled: Any) -> bool:
         _known[type(compiled)] = _has_known_parts(compiled)
         if not _known[type(compiled)]:
             _log.info(
-                "how Triton %s launches kernels is not known here: every launch goes the slower way, by kernel[grid]",
+                "the fast launcher does not know Triton %s: every launch goes through kernel[grid], which is slower",
                 triton.__version__,
             )
     return _known[type(compiled)]

@@ -89,7 +89,7 @@ def in_short(claim: Claim | None) -> str:
 
 
 def undecided(findings: Mapping[str, Finding]) -> str:
-    """How many claims are tested, and what is not run where the paper's lead is largest."""
+    """How many claims are tested, and which runs are missing where the paper's lead is largest."""
     answers = [claim.answer for finding in findings.values() for claim in finding.claims]
     tested, said = sum(answer in TESTED for answer in answers), tally(answers, TESTED)
     one, other = (TABLE_1[Place(model, 2048, 32, 32)].mean for model in ("ReBased", "Based"))

@@ -179,7 +179,7 @@ def cost_sentence(timings: Sequence[Timing]) -> str:
     last = timings[-1]
     ratio = last.softmax_both / last.poly_both
     if at is None:
-        found = f"slower than softmax attention up to {last.T:,} tokens, {1 / ratio:.1f} times there"
+        found = f"slower than softmax attention up to {last.T:,} tokens: it takes {1 / ratio:.1f} times as long there"
     else:
         begin = "at every length" if at <= lengths[0] else f"from about {round(at, -2):,.0f} tokens on"
         found = f"faster than softmax attention {begin}, {ratio:.1f} times at {last.T:,} tokens"
@@ -191,7 +191,7 @@ def state_sentence(runs: Sequence[Run], maps: Mapping[str, Readout]) -> str:
     states = {name: state_words(group[0]) for name, group in labelled(runs).items()}
     each = listed(f"{held(one)} from {name} ({states[name]})" for name, one in maps.items())
     keys = len(next(iter(maps.values())).keys)
-    return f"State: of {keys} pairs, so many can be read from the state at the end of a sequence: {each}."
+    return f"State: at the end of a sequence it still holds, of {keys} pairs, {each}."
 
 
 def held(found: Readout) -> int:
@@ -216,7 +216,7 @@ def verdict_table(runs: Sequence[Run], shipped: Sequence[Run]) -> Table:
             f"{now[0].parameters:,}",
             f"{fmean(run.seconds for run in now):.0f} s",
             *(f"{recall_of(some, pairs):.1%}" for some in (now, groups[name])),
-            f"{-found[name].effect.difference:+.1%}" if name in found else NONE,
+            f"{-100 * found[name].effect.difference:+.1f} points" if name in found else NONE,
             equals(found[name].p).removeprefix("= ") if name in found else NONE,
         )
         for name, now in labelled(runs).items()

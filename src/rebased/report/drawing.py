@@ -76,7 +76,7 @@ def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], of: str = "") -> None:
-    """What a reader sees who points at these places, given in data coordinates. `of` is their CSS class, if any."""
+    """Tooltips at these places, given in data coordinates. `of` is their CSS class, if any."""
     vars(axes).setdefault(HOVER, []).extend((x, y, of, text) for x, y, text in zip(xs, ys, texts, strict=True))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rebased.config import plural
 from rebased.mixers import can_extend
 from rebased.models import LMConfig, shape_of
 from rebased.runs.configs import parse_run, run_kind
@@ -204,5 +203,5 @@ def no_result(runs: Sequence[Run]) -> str:
     """The message for runs of which none has a result."""
     states = Counter("done, but not measured" if run.status == "done" else run.status for run in runs)
     said = ", ".join(f"{count} {status}" for status, count in states.items())
-    how = "; continue with --resume, then report" if "unfinished" in states else ""
-    return f"of {plural(len(runs), 'run')} none has a result ({said}){how}"
+    how = "; finish them with --resume, then report again" if "unfinished" in states else ""
+    return f"no run has a result ({said}){how}"

@@ -36,8 +36,8 @@ class TrainingKind(ABC):
         every block of one micro batch, and the data. Raises ValueError if the data alone do not fit."""
 
     def other_data(self, config: Any, run: dict[str, Any]) -> str | None:
-        """A reason if a run was trained on other data than those that the config names here; None if it was not, or
-        the data are not here. `run` is the first line of its record."""
+        """Why a run's data differ from the config's; None if they agree, or are not here. `run` is its record's first
+        line."""
         return None
 
     @abstractmethod

@@ -29,7 +29,7 @@ class LostProcess(OSError):
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train the run together, and the device it computes on.
+    """The rank of this process among those that train the run, and its device.
 
     Methods that communicate are called by all processes in the same order. With `size` 1 nothing is communicated.
     """

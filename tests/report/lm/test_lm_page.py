@@ -185,7 +185,7 @@ def test_runs_in_no_result_are_named() -> None:
     )
     assert report.warnings[1:] == ["1 run diverged: in no result, but in the list of all runs."]
     assert [row[-4] for row in runs_table(runs, {}).rows] == ["done", "done", "done", "diverged", "done"]
-    with pytest.raises(ValueError, match=r"of 1 run none has a result \(1 diverged\)$"):
+    with pytest.raises(ValueError, match=r"no run has a result \(1 diverged\)$"):
         Report(Collection(lm_runs=[fake_lm_run("based", status="diverged")]))
 
 
@@ -231,7 +231,7 @@ def test_a_folder_with_both_kinds_gives_one_page() -> None:
     assert {"results", "runs", "lm_perplexity", "lm_runs"} <= report.tables().keys()
     assert [warning.split(":")[0] for warning in report.warnings] == ["Language models"]
     half = Report(Collection(runs=[fake_run()], lm_runs=[fake_lm_run("based", status="diverged")]))
-    assert "Runs of language models are not shown: of 1 run none has a result (1 diverged)." in half.warnings
+    assert "Runs of language models are not shown: no run has a result (1 diverged)." in half.warnings
 
 
 def test_the_command_over_a_sweep_of_language_models(

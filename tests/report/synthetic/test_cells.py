@@ -46,7 +46,7 @@ def test_a_diverged_run_counts_with_its_best_or_with_nothing() -> None:
 @pytest.mark.parametrize("status", [None, "failed"])
 def test_a_run_without_a_result_counts_nowhere(status: str | None) -> None:
     assert [len(cell.chosen) for cell in build_results([fake_run(), fake_run(seed=43, status=status)]).cells] == [1]
-    message = re.escape(f"of 1 run none has a result (1 {status or 'unfinished'})")
+    message = re.escape(f"no run has a result (1 {status or 'unfinished'})")
     with pytest.raises(ValueError, match=message):
         build_results([fake_run(status=status)])
 
@@ -54,7 +54,7 @@ def test_a_run_without_a_result_counts_nowhere(status: str | None) -> None:
 def test_runs_without_a_readable_epoch_are_said_to_be_damaged() -> None:
     found = Collection(runs=[fake_run(accuracies=[])], damaged_lines=2, damaged_files=["runs/a.jsonl.gz"])
     with pytest.raises(
-        ValueError, match=r"of 1 run none has a result \(1 damaged\)\n2 damaged lines skipped, in runs/a"
+        ValueError, match=r"no run has a result \(1 damaged\)\n2 damaged lines skipped, in runs/a"
     ):
         Report(found)
 

@@ -19,7 +19,7 @@ def check_beta(beta: Tensor, k: Tensor) -> None:
 
 
 def bounded(log_decay: Tensor) -> Tensor:
-    """log_decay with nothing below the number whose power is 0: sums with larger ones would lose the others' digits."""
+    """log_decay, clamped where its exponential is 0: larger magnitudes would cost others of a sum their digits."""
     return log_decay.clamp(min=-746.0 if log_decay.dtype == torch.float64 else -104.0)
 
 

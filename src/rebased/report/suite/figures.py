@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf, isnan
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from rebased.report.drawing import SERIES, Axes, LogLocator, Panels, draw_panels, hover
@@ -92,11 +92,11 @@ def describe(cell: SuiteCell) -> str:
     return f"{cell.mixer}, {size}: {cell.mean:.2f}{span}"
 
 
-def timed(board: Board, speeds: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+def timed(board: Board, speeds: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
     """By mixer: milliseconds per 1,000 tokens, and the mean recall at the largest state."""
     sizes = (max(board.suite.state_bytes), None)
     means = {mixer: [cell.mean for cell in board.of(mixer) if cell.budget in sizes] for mixer in speeds}
-    return {mixer: (speeds[mixer], fmean(found)) for mixer, found in means.items() if found}
+    return {mixer: (median(speeds[mixer]), fmean(found)) for mixer, found in means.items() if found}
 
 
 def recall_by_time(board: Board, found: Mapping[str, tuple[float, float]]) -> Panels:

@@ -1,6 +1,6 @@
 """The page of a suite."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rebased.analysis.paired import SIGNIFICANT
 from rebased.config import plural
@@ -42,8 +42,8 @@ DATA = (
 )
 
 
-def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float], where: str) -> Page:
-    """The page. `speeds` are milliseconds per 1,000 tokens of a training step by mixer, measured on `where`."""
+def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, Sequence[float]], where: str) -> Page:
+    """The page. `speeds` are milliseconds per 1,000 tokens of a training step by mixer, one per round, on `where`."""
     suite = board.suite
     top = figure(recall_by_bytes(board), BYTES_CAPTION) + bullets(three_sentences(board))
     sections = [Section("", top), Section("Filter", filters(board))]
@@ -60,7 +60,7 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
     if times := timed(board, speeds):
         caption = (
             f"A training step at the largest state, measured on {where}: milliseconds per 1,000 tokens of the whole "
-            "model. Recall is the mean over tasks at that size."
+            "model, the median of rounds in which mixers take turns. Recall is the mean over tasks at that size."
         )
         sections.append(Section("Recall and time", figure(recall_by_time(board, times), caption)))
     elif not speeds and any(cell.scored for cell in board.cells):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import isnan
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 from rebased.analysis.ranking import Contrast, other_of, seeds_to_decide, which_differ_in
 from rebased.config import plural
@@ -98,8 +98,8 @@ def effects_in_words(board: Board) -> str:
     return f"Decided at equal bytes of state: {', '.join(found)}." if found else "No main effect is decided."
 
 
-def describe_factor(board: Board, factor: str, speeds: Mapping[str, float]) -> str:
-    """What a factor buys and costs, by the planned tests; "" if no two mixers can be compared."""
+def describe_factor(board: Board, factor: str, speeds: Mapping[str, Sequence[float]]) -> str:
+    """What a factor buys, by the planned tests, and what it costs; "" if no two mixers can be compared."""
     kinds: dict[str, list[str]] = {}
     begun = []
     for task in board.suite.tasks:
@@ -114,9 +114,15 @@ def describe_factor(board: Board, factor: str, speeds: Mapping[str, float]) -> s
     said = [f"At equal bytes of state {FACTORS.get(factor, factor)} {recall}."]
     said += [f"The share of runs that begin to learn changes on {listed(begun)}."] if begun else []
     factors = {label: mixer.factors for label, mixer in board.suite.mixers.items() if label in speeds}
-    if ratios := [speeds[a] / speeds[b] for a, b in which_differ_in(factor, factors)]:
-        pairs = f"{plural(len(ratios), 'pair')} of mixers"
-        said.append(f"A training step takes {geometric_mean(ratios):.2f} times as long with it ({pairs}, timed here).")
+    if pairs := which_differ_in(factor, factors):
+        rounds = zip(*([x / y for x, y in zip(speeds[a], speeds[b], strict=True)] for a, b in pairs), strict=True)
+        ratios = sorted(map(geometric_mean, rounds))
+        span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        of = f"{plural(len(pairs), 'pair')} of mixers, timed here in {plural(len(ratios), 'round')}"
+        if ratios[0] <= 1 <= ratios[-1]:
+            said.append(f"Whether a training step takes longer with it is not clear: {span} times as long ({of}).")
+        else:
+            said.append(f"A training step takes {median(ratios):.2f} times as long with it ({span}; {of}).")
     return " ".join(said)
 
 
