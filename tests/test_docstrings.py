@@ -14,6 +14,7 @@ OPTIONAL = (  # packages that some modules need, and that an installation may la
     "transformers",
     "lm_eval",
     "fastapi",
+    "orjson",
     "uvicorn",
     "starlette",
     "prometheus_client",

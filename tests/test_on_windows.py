@@ -13,7 +13,7 @@ from tiny_run import TINY
 
 IMPORTS = """
 import pkgutil, rebased
-missing = "datasets fastapi lm_eval prometheus_client ray transformers triton uvicorn".split()
+missing = "datasets fastapi lm_eval orjson prometheus_client ray transformers triton uvicorn".split()
 for module in pkgutil.walk_packages(rebased.__path__, "rebased.", onerror=print):
     try:
         __import__(module.name)

@@ -10,12 +10,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from docs.images.style import save
 
-from rebased.cli.suite import shipped_results
 from rebased.report.drawing import SERIES, draw_axes
 from rebased.report.suite.board import Board
 from rebased.report.suite.figures import recall_by_bytes
 from rebased.runs.collect import collect
-from rebased.runs.shipped import find_config
+from rebased.runs.shipped import MODELS, find_config
 from rebased.runs.suite import load_suite
 
 SUITE = Path("quick")
@@ -23,7 +22,7 @@ SUITE = Path("quick")
 
 def read() -> Board:
     """What the shipped results show."""
-    return Board(load_suite(find_config(SUITE, "suite")), list(collect([shipped_results(SUITE)]).runs))
+    return Board(load_suite(find_config(SUITE, "suite")), list(collect([MODELS / "suite-quick.jsonl.gz"]).runs))
 
 
 def draw(pyplot: Any, colours: dict[str, str]) -> Any:

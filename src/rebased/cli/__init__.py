@@ -165,10 +165,16 @@ def main(tokens: Sequence[str] | None = None) -> Never:
     sys.exit(code)
 
 
-def same_page() -> str:
-    """Return the command that was typed, without --json and --quiet: it makes the same page again."""
-    words = [word for word in json_target(typed) if not word.startswith("--json") and word != "--quiet"]
-    return shlex.join(["rebased", *words])
+def same_page(*without: str) -> str:
+    """Return the command that makes the same page again: what was typed, `without` these options, each with a value."""
+    words, found = iter(json_target(typed)), ["rebased"]
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in without and not equals:
+            next(words, None)
+        elif name not in ("--json", "--quiet", "--replace", *without):
+            found.append(word)
+    return shlex.join(found)
 
 
 @contextmanager
@@ -236,6 +242,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def explain_error(error: Exception) -> str:
+    """Return what a user reads of an error of cyclopts, or of any other."""
     from cyclopts import CoercionError, CycloptsError, MissingArgumentError
 
     from rebased.config import SYNONYMS

@@ -109,6 +109,7 @@ def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def find_kernel(module: Any, source: str, name: str) -> Any:
+    """Return the Triton kernel of a module by its name."""
     kernels = [key for key, value in vars(module).items() if hasattr(value, "fn") and hasattr(value, "arg_names")]
     if not hasattr(module, name):
         known = did_you_mean(name, kernels) if kernels else "it has no Triton kernels"

@@ -192,6 +192,8 @@ def describe(rule: ARRule) -> str:
 
 
 def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:
+    """Return the perplexities and their intervals as JSON has them."""
+
     def kind(measured: Measured) -> dict[str, Any]:
         losses = {"tokens": measured.tokens, "nats": measured.nats, "nats_interval": measured.interval}
         return losses | {"perplexity": measured.perplexity, "perplexity_interval": measured.perplexity_interval}

@@ -107,6 +107,7 @@ def lm_recall(
 def results_of(
     answers: Mapping[Condition, Sequence[Answer]], tallies: Mapping[Condition, Tally], by_distance: Sequence[Tally]
 ) -> dict[str, Any]:
+    """Return the answers and their tallies as JSON has them."""
     found = {condition: numbers(some) for condition, some in tallies.items()}
     distances = [{"nearest": some.nearest, "farthest": some.farthest, **numbers(some)} for some in by_distance]
     each = {condition: [answer._asdict() for answer in some] for condition, some in answers.items()}

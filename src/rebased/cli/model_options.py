@@ -88,6 +88,7 @@ class ModelOptions:
         return opened
 
     def open_tokenizer(self, model: Path | None) -> Tokenizer:
+        """Return the tokenizer that the options name, else the one beside the model."""
         return open_tokenizer(find_model(model), self.tokenizer, self.data)
 
 

@@ -86,7 +86,7 @@ def report(
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if out:
-            write_page(result.page(title, same_page()), out)
+            write_page(result.page(title, same_page("--tables", "--formats", "--bundle")), out)
         writing = begin_bar("writing")
         for done, (path, content) in enumerate(files.items(), start=1):
             path.parent.mkdir(parents=True, exist_ok=True)

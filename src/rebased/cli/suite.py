@@ -52,10 +52,12 @@ class SuiteCommand(Command):
 
     @cached_property
     def content(self) -> Suite:
+        """What the suite file says."""
         return load_suite(find_config(self.file, "suite"))
 
     @property
     def folder(self) -> Path:
+        """Where the runs and the page are written."""
         return self.out or Path("runs") / f"suite-{self.file.stem}"
 
     def mixers(self) -> dict[str, SuiteMixer]:

@@ -214,6 +214,7 @@ class Command:
 
     @property
     def folder(self) -> Path:
+        """Where the runs are written."""
         return self.out or Path("runs") / self.file.stem
 
     def read(self) -> Sweep:

@@ -116,6 +116,7 @@ class Tally:
 
     @property
     def failed(self) -> list[PlannedRun]:
+        """The runs that failed."""
         return [run for run in self.runs.values() if run.status == "failed"]
 
     def count(self, *statuses: str) -> int:

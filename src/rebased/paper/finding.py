@@ -32,6 +32,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
+        """What the numbers and claims say together."""
         return judge(self.numbers, self.claims, self.protocol)
 
     @property

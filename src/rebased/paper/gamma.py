@@ -38,6 +38,7 @@ class Decay(NamedTuple):
     alone: list[float]
 
     def by_seed(self) -> dict[int, float]:
+        """The mean of gamma at the end, by seed."""
         return {run.seed: gamma for run, gamma in zip(self.runs, self.gamma, strict=True)}
 
 

@@ -63,6 +63,7 @@ class Group(NamedTuple):
 
     @property
     def runs(self) -> list[Run]:
+        """The runs of all cells."""
         return [run for cell in self.cells.values() for run in cell.all_runs]
 
 
@@ -135,6 +136,7 @@ def is_papers_model(run: Run) -> bool:
 
 @cache
 def papers_model(preset: str, d_model: int) -> dict[str, Any]:
+    """The section model of a preset at this width."""
     settings: dict[str, Any] = preset_to_change(preset, d_model=d_model).model_dump(mode="json")
     return settings
 

@@ -53,9 +53,7 @@ def test_a_run_without_a_result_counts_nowhere(status: str | None) -> None:
 
 def test_runs_without_a_readable_epoch_are_said_to_be_damaged() -> None:
     found = Collection(runs=[fake_run(accuracies=[])], damaged_lines=2, damaged_files=["runs/a.jsonl.gz"])
-    with pytest.raises(
-        ValueError, match=r"no run has a result \(1 damaged\)\n2 damaged lines skipped, in runs/a"
-    ):
+    with pytest.raises(ValueError, match=r"no run has a result \(1 damaged\)\n2 damaged lines skipped, in runs/a"):
         Report(found)
 
 
