@@ -89,7 +89,7 @@ def suite(
 
     Every rate is tried with one seed and chosen on a validation split; fresh seeds at that rate are scored once on a
     held-out split. The width of a mixer is the largest with which its state fits into the bytes. Shipped results of our
-    own mixers are not computed again. `rebased suite quick my.py:MyMixer` should take about seven minutes on two idle
+    own mixers are not computed again. `rebased suite quick my.py:MyMixer` takes about six minutes on two idle
     cores if your mixer is as fast as ours. An estimate comes first. If you stop it, the page shows what is done.
 
     The exit code is 1 if a run has failed, 75 if the time of --for was up before all runs were done, and 130 if it was
