@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything happens inside .venv; a second run of any target finds it ready.
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 4
 MINUTES ?= 5
 SEED ?= 0
 VERSIONS ?= lowest-direct
@@ -11,7 +11,8 @@ DEMO := .venv/.ready-demo
 TEST := .venv/.ready-test
 TEST_ALL := .venv/.ready-test-all
 DOCS := .venv/.ready-docs
-# One thread per worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
+# Four workers on two cores, because many tests wait for processes that they start. One thread per worker: workers that each
+# take every core are slower together than one alone. Bytecode is kept for the
 # many processes that tests start. Stolen work keeps neighbours, and so what they share, in one worker.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

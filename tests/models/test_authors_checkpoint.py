@@ -129,7 +129,7 @@ class Harm:
 
 def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
     torch.save({"state_dict": Harm()}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="nothing in it was executed"):
+    with pytest.raises(ValueError, match="no code in it was executed"):
         read_authors_checkpoint(tmp_path)
 
 
