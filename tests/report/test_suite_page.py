@@ -88,7 +88,7 @@ def test_a_mixer_whose_state_has_no_set_size_is_shown_and_not_ranked() -> None:
     assert board.places == {"ReBased": 1}
     assert [row[0] for row in recall_table(board, None).rows] == ["Attention"]
     first, _, third = three_sentences(board)
-    assert first.endswith("it has no place, because its state has no set size.")
+    assert first.endswith("it has no place, because its state has no fixed size.")
     assert third == "To compare it, give it a state whose size can be set (state_size)."
     begun = [run for run in suite_runs(SUITE, {"Delta": 0.5}) if run.seed != 15]
     first, _, third = three_sentences(Board(SUITE, begun, ["Delta"]))

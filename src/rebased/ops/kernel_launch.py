@@ -102,7 +102,7 @@ class Launch:
             if args[0].is_meta:
                 _planned.get().append((self, args))
             else:  # in Triton's interpreter
-                self._search(args)
+                self._launch_by_triton(args)
             return
         device = args[0].get_device()
         if device != torch.cuda.current_device():  # Triton launches on the current device, not on that of the data
@@ -132,7 +132,7 @@ class Launch:
         name = getattr(self.kernel, "__name__", "a kernel")
         when = self_check.when_to_check(name) if known not in self._compiled else "never"
         before = {x.data_ptr(): x.clone() for x in overwrites} if when == "now" else {}
-        compiled = self._search(args)
+        compiled = self._launch_by_triton(args)
         if when == "later":
             return
         _keep(self._compiled, known, compiled if _is_known(compiled) else None)
@@ -144,7 +144,7 @@ class Launch:
         kinds = [x.dtype if isinstance(x, Tensor) else x for x in args]
         return self.kernel.warmup(*kinds, *self.numbers, grid=self._grid, **self.constants)
 
-    def _search(self, args: tuple[Any, ...]) -> Any:
+    def _launch_by_triton(self, args: tuple[Any, ...]) -> Any:
         """Launches by way of Triton; returns the compiled kernel."""
         return self.kernel[self._grid](*args, *self.numbers, **self.constants)
 

@@ -80,7 +80,7 @@ class Suite(Config):
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 
     def budgets(self, mixer: SuiteMixer) -> tuple[int | None, ...]:
-        """The bytes that a mixer's state may have, one entry per size; (None,) if it has no set size."""
+        """The bytes that a mixer's state may have, one entry per size; (None,) if it has no fixed size."""
         return (None,) if mixer.unsized else self.state_bytes
 
     def configs(self, name: str, label: str, mixer: SuiteMixer, device: str | None = None) -> list[SyntheticRunConfig]:

@@ -73,7 +73,7 @@ def by_sizes(board: Board) -> Mapping[str, list[str]]:
     """By size of state: selectors of the tables and runs of other sizes."""
     sizes = [size for size in (*board.suite.state_bytes, None) if any(cell.budget == size for cell in board.cells)]
     return {
-        "no set size" if size is None else f"{size:,} bytes": [
+        "no fixed size" if size is None else f"{size:,} bytes": [
             *(f"#size-{other or 0}" for other in sizes if other != size),
             f".runs:not(.size-{size or 0})",
         ]

@@ -16,7 +16,7 @@ from rebased.runs.run_names import sizes_of
 
 BYTES_CAPTION = (
     "Dots are means over fresh seeds on the held-out split, bars are 95 % intervals. Lines join the state sizes of one "
-    "mixer. Grey dots are the other mixers: point at one to see which. Mixers without a set size stand at the right."
+    "mixer. Grey dots are the other mixers: point at one to see which. Mixers without a fixed size stand at the right."
 )
 PLACE_RULE = (
     "A mixer's place is 1 + the number of mixers that are decidedly better. Every two mixers are compared over all "
@@ -55,7 +55,9 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, Seque
     for budget in (*suite.state_bytes, None):
         table = recall_table(board, budget)
         if table.rows:
-            size = "Mixers whose state has no set size" if budget is None else f"Recall with {budget:,} bytes of state"
+            size = (
+                "Mixers whose state has no fixed size" if budget is None else f"Recall with {budget:,} bytes of state"
+            )
             sections.append(Section(size, by_task(table), f"size-{budget or 0}"))
     if times := timed(board, speeds):
         caption = (
@@ -137,7 +139,7 @@ def describe_protocol(board: Board) -> list[str]:
 
 def show_runs(cell: SuiteCell) -> str:
     """The runs of a cell, hidden until the reader opens them."""
-    size = "a state without a set size" if cell.budget is None else f"{cell.budget:,} bytes"
+    size = "a state without a fixed size" if cell.budget is None else f"{cell.budget:,} bytes"
     chosen = f"rate {cell.rate:g}" if cell.rate else "no rate chosen yet"
     heading = f"{cell.mixer}, {cell.task}, {size}: {chosen}, {plural(len(cell.runs), 'run')}"
     rows = [

@@ -54,7 +54,7 @@ def without_place(board: Board, name: str) -> str:
     cells = board.of(name)
     if not cells:
         return f"No cell of {name} is finished yet."
-    why = "its state has no set size" if cells[0].budget is None else "none of its cells is complete"
+    why = "its state has no fixed size" if cells[0].budget is None else "none of its cells is complete"
     found = [f"{cell.mean:.2f} on {cell.task}" for cell in cells]
     return f"{name} recalls {listed(found)}; it has no place, because {why}."
 

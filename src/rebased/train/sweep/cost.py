@@ -126,8 +126,7 @@ def _basis(sources: Counter[str], all_runs: Sequence[PlannedRun]) -> str:
         known = " and of known runs" if any(run.known for run in all_runs) else ""
         said.append(f"the records of this folder{known}")
     return (
-        f"from {' and '.join(said)}, the fastest to the slowest; longer if other programs run here, shorter if runs "
-        "stop early"
+        f"from {' and '.join(said)} (fastest to slowest); longer if other programs run here, shorter if runs stop early"
     )
 
 
