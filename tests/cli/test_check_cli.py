@@ -57,6 +57,22 @@ def test_one_line_per_check(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_a_message_is_printed_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(name: str) -> Iterator[CheckResult]:
+        yield CheckResult("draws rows", "failed", "draw returned [4, 7]")
+        yield CheckResult("is made again", "failed", "draw returned [4, 7]")
+        yield CheckResult("counts", "passed")
+        yield CheckResult("guesses", "passed")
+
+    monkeypatch.setattr(rebased.cli.check, "SUITES", {"task": (lambda: ["mqar"], wrong)})
+    assert run("mqar", "--json", "checks.json") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["✗ draws rows: draw returned [4, 7]", "✗ is made again: as above", "✓ counts", "✓ guesses"]
+    assert [each["message"] for each in json.loads(Path("checks.json").read_text())["checks"]][:2] == 2 * [
+        "draw returned [4, 7]"
+    ]
+
+
 def test_a_skipped_check_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("rebased") == 0
     *_, line, last = capsys.readouterr().out.splitlines()

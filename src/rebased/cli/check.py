@@ -90,13 +90,16 @@ def task_fields(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def run_suite(kind: str, name: str, checks: Iterable[CheckResult], to: Output) -> list[CheckResult]:
-    """Print one line per check and a summary. Return the results."""
+    """Print one line per check and a summary, each message once. Return the results."""
     console = to.console()
     results: list[CheckResult] = []
+    said = set[str]()
     with console.status(Text(f"checking {kind} {name} ...")) as status:
         for result in checks:
             results.append(result)
-            console.print(line_of(result), soft_wrap=True)
+            shown = result._replace(message="as above") if result.message in said else result
+            console.print(line_of(shown), soft_wrap=True)
+            said |= {result.message} - {""}
             status.update(Text(f"checking {kind} {name}: {len(results)} done ..."))
     failed = any(not result.ok for result in results)
     console.print(f"{kind} {name}: {verdict(results)}", style="bold red" if failed else "bold green", highlight=False)
