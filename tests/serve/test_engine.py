@@ -11,7 +11,7 @@ from local_engine import LocalEngine
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.mixers import tensors_of
 from rebased.models import GenerateOptions, LanguageModel, LMConfig, LMState
-from rebased.models.job import Job, Made
+from rebased.models.job import Event, Failed, Job, Made
 from rebased.models.prefixes import GRID, PrefixStates, state_bytes
 from rebased.models.scheduler import Stats
 from rebased.serve.client import Closed, Full
@@ -394,6 +394,23 @@ def test_memory_is_flat(model: LanguageModel) -> None:
         run(engine, job_of(f"prompt number {n} " * 8, max_tokens=2))
         sizes.append((engine.decoder.state_bytes, engine.prefixes.bytes <= 20_000, len(engine._clients)))
     assert len(set(sizes)) == 1
+
+
+def test_a_client_that_fails_to_listen_hurts_nobody_else(model: LanguageModel) -> None:
+    class Deaf(Listener):
+        def __call__(self, events: list[Event]) -> None:
+            if not any(isinstance(event, Failed) for event in events):
+                raise RuntimeError("not now")
+            super().__call__(events)
+
+    engine = make_engine(model, slots=2)
+    (deaf_job, _), deaf = job_of("deaf", max_tokens=1000), Deaf()
+    job, heard = job_of("good")
+    run(engine, (deaf_job, deaf), (job, heard))
+    assert deaf.failure is not None
+    assert len(deaf.events) == 1
+    assert is_greedy(model, job.prompts[0], heard.tokens())
+    assert (engine.running, engine.waiting, len(heard.tokens())) == (0, 0, 12)
 
 
 def test_whoever_waits_is_told_if_the_thread_fails(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,13 @@ class EngineClient:
             job, deliver = self._clients[key]
             if job not in self._written:
                 del self._clients[key]
-            deliver(events)
+            try:
+                deliver(events)
+            except Exception as error:  # of this client; the others get their events
+                _log.exception("events of a request could not be taken")
+                self.cancel(job)
+                with suppress(Exception):
+                    deliver([Failed("job", f"the answer could not be taken: {type(error).__name__}")])
         self._not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_PER_CLIENT * len(by_job))
 
     def _engine_lost(self, reason: str) -> None:

@@ -49,7 +49,7 @@ class Questions(NamedTuple):
 
 
 def find_questions(examples: Examples) -> Questions:
-    """The questions of all rows. The host asks the device once how many questions a row has at most."""
+    """The questions of all rows. The host asks the device once for the largest number of questions per row."""
     inputs, labels = examples.inputs, examples.labels
     n = int((labels != IGNORE).sum(1).max())
     positions, targets = labels.new_empty(len(labels), n), labels.new_empty(len(labels), n)
