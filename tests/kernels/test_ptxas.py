@@ -50,6 +50,13 @@ def test_a_descriptor_that_nothing_builds_is_found() -> None:
     assert false_descriptors([*built, "UISETP.NE.U32.AND UP0, UPT, UR8, 0x1, UPT", both]) == found  # it reads
 
 
+def test_half_of_a_shifted_number_leaves_the_next_register_alone() -> None:
+    built = ["UMOV UR8, URZ", "USHF.L.U64.HI UR7, UR7, 0x2, UR18"]
+    upper = "UIADD3.X UR19, UR8, 0x40000040, URZ, UP2, !UPT"
+    assert false_descriptors([*built, upper]) == []
+    assert false_descriptors([*built, "ULDC.64 UR8, c[0x0][0x210]", upper]) != []
+
+
 def test_a_report() -> None:
     (report,) = check_kernel(scale_kernel, SCALE, num_warps=2)
     assert report.name == "scale_kernel"

@@ -147,5 +147,6 @@ def _written(line: str) -> range:
     written = _WRITES.match(line)
     if written is None:
         return range(0)
-    width = 2 if re.search(r"64|WIDE", written["name"]) else 1
+    one = written["name"].startswith("USHF")  # of a number of 64 bits it gives half: USHF.L.U64.HI
+    width = 2 if not one and re.search(r"64|WIDE", written["name"]) else 1
     return range(int(written["first"]), int(written["first"]) + width)

@@ -99,7 +99,7 @@ def poly_attention(
     if cu_seqlens is None:
         return path.attend(q, k, v, **numbers, **gate)
     _check_cu_seqlens(cu_seqlens, q)
-    if path not in _PLAIN_TORCH.values():
+    if not _is_plain_torch(path):
         return path.attend(q, k, v, **numbers, **gate, cu_seqlens=cu_seqlens)
     documents = [
         path.attend(q[:, i:j], k[:, i:j], v[:, i:j], **numbers, **{name: g[:, i:j] for name, g in gate.items()})
@@ -150,7 +150,7 @@ def poly_attention_at(
             f"{positions.dtype}"
         )
     path = _path(backend, q, coefficients, log_decay)
-    if path in _PLAIN_TORCH.values() or (log_decay is not None and backend == "auto"):
+    if _is_plain_torch(path) or (log_decay is not None and backend == "auto"):
         path = reference
     elif log_decay is not None:
         raise ValueError("chosen queries with log_decay have no kernel; use backend='auto' or 'reference'")
@@ -223,7 +223,7 @@ def poly_attention_extend(
     numbers = {"coefficients": coefficients, "scale": scale, "eps": eps}
     if cu_seqlens is None:
         return path.extend(q, k, v, state, **numbers, **gate)
-    if path not in _PLAIN_TORCH.values():
+    if not _is_plain_torch(path):
         return path.extend(q, k, v, state, **numbers, **gate, cu_seqlens=cu_seqlens)
     documents = [
         path.extend(
@@ -267,7 +267,7 @@ def poly_attention_extend_(
     if not (state.kv.is_contiguous() and state.z.is_contiguous()):
         raise ValueError("only a contiguous state can be overwritten; use poly_attention_extend")
     path = _path(backend, q, coefficients, log_decay)
-    step = recurrent.extend_ if path in _PLAIN_TORCH.values() else path.extend_
+    step = recurrent.extend_ if _is_plain_torch(path) else path.extend_
     with torch.no_grad():
         return step(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
 
@@ -356,6 +356,11 @@ def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients, log_decay:
         raise ValueError(f"torch.func transforms (vmap, grad) cannot go through Triton kernels; use backend={remedy}")
     beyond_kernels = q.dtype == torch.float64 or q.shape[3] > MAX_KEY_WIDTH or transformed
     return chunked if backend == "auto" and beyond_kernels else gpu
+
+
+def _is_plain_torch(path: ModuleType) -> bool:
+    """Asks by identity: torch.compile cannot trace == of two modules."""
+    return path is reference or path is recurrent or path is chunked
 
 
 def _refuse_transforms(path: ModuleType, coefficients: AnyCoefficients) -> None:
