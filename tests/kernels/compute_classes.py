@@ -240,7 +240,8 @@ def _with_gradients(
 def error_over_limit(got: Tensor, want: Tensor, limit: float, floor: Tensor | None = None) -> float:
     """The relative error of a tensor over its limit, or that of its worst row over ROW limits, whichever is larger.
 
-    floor: the least size of each row; by default the root mean square of all rows.
+    floor: the least size of each row; by default the root mean square of all rows, and a single number is the least
+    that this may be.
     """
     if got.shape != want.shape or not bool(got.isfinite().all()):
         return math.inf
@@ -250,7 +251,9 @@ def error_over_limit(got: Tensor, want: Tensor, limit: float, floor: Tensor | No
         raise AssertionError("the law is not finite")
     difference, want = got.double() - want.double(), want.double()
     rows, sizes = (x.norm(dim=-1) if x.ndim > 1 else x.abs() for x in (difference, want))
-    least = sizes.square().mean().sqrt() if floor is None else floor.expand_as(rows)
+    least = sizes.square().mean().sqrt()
+    if floor is not None:
+        least = torch.maximum(least, floor) if floor.ndim == 0 else floor.expand_as(rows)
     sizes = torch.maximum(sizes, least).clamp_min(1e-30)
     whole = float(rows.norm() / sizes.norm()) / limit
     return max(whole, float((rows / sizes).max()) / (ROW * limit))
@@ -341,7 +344,7 @@ def compute_all(
             try:
                 yield call, pipe.recv()  # type: ignore[union-attr]
                 give(pipe, process)  # type: ignore[arg-type]
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 process.join()
                 yield call, Computed((), 1e30, f"its process ended with {process.exitcode}")
                 give(*start())
