@@ -113,9 +113,11 @@ def choices(answers: list[tuple[int, list[Any]]]) -> list[Any]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["together", "batch-invariant"])
 def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     with live_server(small_model(), slots=3, batch_invariant=request.param) as server:
         yield server
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
