@@ -122,6 +122,50 @@ def _faster_interpreter() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _every_address_is_given(_faster_interpreter: None) -> Iterator[None]:
+    """In the interpreter, a kernel that reads or writes outside of the tensors it is given is an error."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    import numpy
+    import torch
+    from triton.runtime import interpreter
+
+    builder, launch = type(interpreter.interpreter_builder), interpreter.GridExecutor.__call__
+    load, store = builder.create_masked_load, builder.create_masked_store
+    begins, ends = numpy.empty(0, numpy.uint64), numpy.empty(0, numpy.uint64)
+
+    def given(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal begins, ends
+        tensors = [x for x in (*args, *options.values()) if isinstance(x, torch.Tensor) and x.numel()]
+        extents = [1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in tensors]
+        ranges = sorted((x.data_ptr(), x.data_ptr() + n * x.itemsize) for x, n in zip(tensors, extents, strict=True))
+        begins, ends = numpy.array(ranges or [(0, 0)], numpy.uint64).T
+        ends = numpy.maximum.accumulate(ends)  # views of one tensor overlap
+        return launch(self, *args, **options)
+
+    def check(pointers: Any, mask: Any) -> None:
+        addresses, size = pointers.data[mask.data], pointers.get_element_ty().primitive_bitwidth // 8
+        at = numpy.searchsorted(begins, addresses, "right")
+        inside = (at > 0) & (addresses + numpy.uint64(size) <= ends[at - 1])
+        assert inside.all(), f"{(~inside).sum()} of {inside.size} addresses are in no tensor of the kernel"
+
+    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return load(self, pointers, mask, *rest)
+
+    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.GridExecutor, "__call__", given)
+        patch.setattr(builder, "create_masked_load", checked_load)
+        patch.setattr(builder, "create_masked_store", checked_store)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _every_call_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter, each operator compares each of its results with plain torch, and a wrong one is an error."""

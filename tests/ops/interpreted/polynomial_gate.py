@@ -121,6 +121,7 @@ def extend(
     [
         (Shape(B=2, T=150, H=1, K=16, V=10), [150], BASED, 0.1, slice(None)),
         (Shape(B=1, T=150, H=2, K=16, V=5), [64, 1, 85], REBASED, 0.02, slice(None)),
+        (Shape(B=1, T=1, H=2, K=1, V=24), [1], BASED, 0.1, slice(None)),  # misaligned on a GPU, once (docs/kernels.md)
         (Shape(B=1, T=140, H=1, K=17, V=16), [137, 3], EVEN, 2.0, slice(0, 1)),
         (Shape(B=1, T=70, H=1, K=5, V=130), [70], MIXED, 0.1, slice(None)),  # more values than a kernel takes
     ],

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,6 +35,11 @@ from tolerances import assert_close
 
 B, T, H, D = 1, 70, 2, 12
 Call = Callable[[list[Tensor]], Any]
+
+
+@triton.jit
+def copy_all_kernel(x, y, N: tl.constexpr):
+    tl.store(y + tl.arange(0, N), tl.load(x + tl.arange(0, N)))
 
 
 def made(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -134,3 +141,11 @@ def test_safe_tiles_replace_broken_ones(monkeypatch: pytest.MonkeyPatch, caplog:
     assert ("tf32x3", 8, 5) in plan.SAFE_WIDTHS
     assert "other tiles are taken" in caplog.text
     assert "plain torch" not in caplog.text
+
+
+@pytest.mark.parametrize("sizes", [(15, 16), (16, 15)])
+def test_an_address_outside_of_all_tensors_is_an_error(sizes: tuple[int, int]) -> None:
+    """conftest.py checks every address of every kernel in this folder."""
+    x, y = (torch.ones(size) for size in sizes)
+    with pytest.raises(Exception, match="1 of 16 addresses are in no tensor"):
+        copy_all_kernel[(1,)](x, y, N=16)
