@@ -33,7 +33,8 @@ class RunningMean(torch.nn.Module):
 if __name__ == "__main__":
     task = {"vocab_size": 16} | {key: [{"seq_len": 8, "kv_pairs": 2, "examples": 8000}] for key in ("train", "test")}
     for mixer in ({"name": "running_mean"}, {"name": "rebased", "n_heads": 1}):
-        model, settings = {"d_model": 32, "mixers": ["short_conv", mixer]}, {"epochs": 6, "batch_size": 32, "lr": 1e-2}
+        model = {"d_model": 32, "mixers": ["short_conv", mixer]}
+        settings = {"epochs": 6, "batch_size": 32, "lr": 1e-2, "seed": 43}
         run = SyntheticRunConfig(task=task, model=model, train=settings)
         with TemporaryDirectory() as folder, progress_sink() as progress:
             print(f"{mixer['name']} recalls {train(run, folder, sinks=[progress]).accuracy:.0%}", flush=True)

@@ -7,9 +7,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rebased.mixers import Based, ReBased, ShortConv, SoftmaxAttention, mixer_names, register_mixer
+    from rebased.mixers import (
+        Based,
+        DeltaReBased,
+        ReBased,
+        ShortConv,
+        SoftmaxAttention,
+        mixer_names,
+        register_mixer,
+    )
     from rebased.models import LanguageModel, LMConfig, preset, preset_names
-    from rebased.ops import BASED, REBASED, PolyState, init_poly_state, poly_attention, poly_attention_extend
+    from rebased.ops import (
+        BASED,
+        REBASED,
+        PolyState,
+        delta_attention,
+        init_poly_state,
+        poly_attention,
+        poly_attention_extend,
+    )
     from rebased.tasks import MQAR, Task, register_task
 
 __version__ = "0.1.0"
@@ -19,6 +35,7 @@ __all__ = [
     "MQAR",
     "REBASED",
     "Based",
+    "DeltaReBased",
     "LMConfig",
     "LanguageModel",
     "PolyState",
@@ -26,6 +43,7 @@ __all__ = [
     "ShortConv",
     "SoftmaxAttention",
     "Task",
+    "delta_attention",
     "init_poly_state",
     "mixer_names",
     "poly_attention",
@@ -37,9 +55,25 @@ __all__ = [
 ]
 
 _HOME = {
-    "rebased.mixers": ("Based", "ReBased", "ShortConv", "SoftmaxAttention", "mixer_names", "register_mixer"),
+    "rebased.mixers": (
+        "Based",
+        "DeltaReBased",
+        "ReBased",
+        "ShortConv",
+        "SoftmaxAttention",
+        "mixer_names",
+        "register_mixer",
+    ),
     "rebased.models": ("LMConfig", "LanguageModel", "preset", "preset_names"),
-    "rebased.ops": ("BASED", "REBASED", "PolyState", "init_poly_state", "poly_attention", "poly_attention_extend"),
+    "rebased.ops": (
+        "BASED",
+        "REBASED",
+        "PolyState",
+        "delta_attention",
+        "init_poly_state",
+        "poly_attention",
+        "poly_attention_extend",
+    ),
     "rebased.tasks": ("MQAR", "Task", "register_task"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

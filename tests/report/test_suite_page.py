@@ -161,7 +161,7 @@ def test_a_factor_is_described_by_its_planned_tests_and_its_time() -> None:
     square = describe_factor(board, "square", rounds)
     assert square == (
         "At equal bytes of state the square recalls more on MQAR (+0.40); makes no difference that matters on "
-        "overwriting (+0.00, 95 % interval -0.00 to +0.00). The share of runs that begin to learn changes on MQAR "
+        "overwriting (+0.00, 95 % interval +0.00 to +0.00). The share of runs that begin to learn changes on MQAR "
         "(+1.00). A training step takes 1.50 times as long with it (1.20 to 2.20; 1 pair of mixers, timed "
         "here in 3 rounds)."
     )

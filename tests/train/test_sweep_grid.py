@@ -221,6 +221,7 @@ EVIDENCE = {
     "enwik8-one-pass": 9,
     "enwik8-dropout": 9,
     "table1-new-seeds": 40,
+    "table1-t2048": 10,
     "table3-fair": 40,
     "runs-that-begin": 100,
     "enwik8-wide-keys": 6,

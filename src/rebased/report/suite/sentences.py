@@ -107,7 +107,7 @@ def describe_factor(board: Board, factor: str, speeds: Mapping[str, Sequence[flo
             verb, numbers = verdict_of(one)
             kinds.setdefault(verb, []).append(f"{task} ({numbers})")
         decided = (one for one in board.effects(task, "began") if one.a == factor and one.is_decided)
-        begun += [f"{task} ({one.effect.difference:+.2f})" for one in decided]
+        begun += [f"{task} ({one.effect.difference:+z.2f})" for one in decided]
     if not kinds:
         return ""
     recall = "; ".join(f"{verb} {listed(kinds[verb])}" for verb in VERBS if verb in kinds)
@@ -150,9 +150,9 @@ def verdict_of(one: Contrast) -> tuple[str, str]:
     """What the test of a factor on a task says about recall: one of VERBS, and the numbers behind it."""
     (low, high), difference = one.effect.interval(), one.effect.difference
     if one.is_decided:
-        return VERBS[difference < 0], f"{difference:+.2f}{', small' if abs(difference) < MARGIN else ''}"
-    span = "" if isnan(low) else f", 95 % interval {low:+.2f} to {high:+.2f}"
-    return VERBS[2 if low > -MARGIN and high < MARGIN else 3], f"{difference:+.2f}{span}"
+        return VERBS[difference < 0], f"{difference:+z.2f}{', small' if abs(difference) < MARGIN else ''}"
+    span = "" if isnan(low) else f", 95 % interval {low:+z.2f} to {high:+z.2f}"
+    return VERBS[2 if low > -MARGIN and high < MARGIN else 3], f"{difference:+z.2f}{span}"
 
 
 def named(names: Sequence[str]) -> str:

@@ -24,9 +24,9 @@ def effect_table(board: Board) -> Table:
 def effect_of(one: Contrast) -> Number:
     """The difference that a factor makes, with its interval and p."""
     (low, high), difference = one.effect.interval(), one.effect.difference
-    span = "" if isnan(low) else f" ({low:+.2f} to {high:+.2f})"
+    span = "" if isnan(low) else f" ({low:+z.2f} to {high:+z.2f})"
     p = f"p {equals(one.p)}".replace(" ", "\u00a0")  # on one line, perhaps below the interval
-    said = f"{difference:+.2f}{span}".replace(" ", "\u00a0")
+    said = f"{difference:+z.2f}{span}".replace(" ", "\u00a0")
     return Number(said if isnan(one.p) else f"{said}, {p}", difference, {"low": low, "high": high, "p": one.p})
 
 
