@@ -107,7 +107,7 @@ def test_gated_delta_net() -> None:
     step = functional.softplus(x @ mixer.proj_decay.weight.t() + mixer.time_step.dt_bias)
     decay = torch.exp(-mixer.time_step.A_log.exp() * step)
     heads = [
-        rms(recur(unit(q), unit(k), v, beta[:, h], decay[:, h : h + 1]), mixer.head_norm.weight)
+        rms(recur(unit(q), unit(k), v, beta[:, h], decay[:, h : h + 1]) / 12**0.5, mixer.head_norm.weight)
         for h, (q, k, v) in enumerate(split_heads(mixer, x))
     ]
     o = torch.cat(heads, dim=1) * functional.silu(x @ mixer.proj_gate.weight.t())
@@ -122,7 +122,7 @@ def test_kda() -> None:
     step = functional.softplus(x @ first.weight.t() @ second.weight.t() + mixer.time_step.dt_bias).view(T, 2, 6)
     decay = torch.exp(-mixer.time_step.A_log.exp().view(1, 2, 1) * step)
     heads = [
-        rms(recur(unit(q), unit(k), v, beta[:, h], decay[:, h]), mixer.head_norm.weight)
+        rms(recur(unit(q), unit(k), v, beta[:, h], decay[:, h]) / 6**0.5, mixer.head_norm.weight)
         for h, (q, k, v) in enumerate(split_heads(mixer, x))
     ]
     first, second = mixer.proj_gate

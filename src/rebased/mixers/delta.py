@@ -77,7 +77,7 @@ class DeltaReBased(_Delta):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            d_model, n_heads, key_width, _value_width(d_model, n_heads, value_width), negative=negative,
+            d_model, n_heads, key_width, _head_width(d_model, n_heads, value_width), negative=negative,
             conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         delta_coefficients(2, key_width, centred)  # a width that cannot be centred is refused here
@@ -112,6 +112,8 @@ class GatedDeltaNet(_Delta):
         >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
     """
 
+    scaled = True
+
     def __init__(
         self,
         d_model: int,
@@ -127,9 +129,10 @@ class GatedDeltaNet(_Delta):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        key_width = key_width or _value_width(d_model, n_heads, None)
+        key_width = _head_width(d_model, n_heads, key_width)
+        value_width = 2 * key_width if value_width is None else value_width
         super().__init__(
-            d_model, n_heads, key_width, value_width or 2 * key_width, negative=negative,
+            d_model, n_heads, key_width, value_width, negative=negative,
             conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         self.gate = gate
@@ -160,6 +163,7 @@ class KDA(_Delta):
         >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
     """
 
+    scaled = True
     built_in = ("output_gate",)
 
     def __init__(
@@ -174,7 +178,7 @@ class KDA(_Delta):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        K = key_width or _value_width(d_model, n_heads, None)
+        K = _head_width(d_model, n_heads, key_width)
         super().__init__(
             d_model, n_heads, K, K, negative=negative, conv_width=conv_width, output_gate="none",
             backend=backend, device=device, dtype=dtype,
@@ -198,10 +202,10 @@ def low_rank(
     return nn.Sequential(first, nn.Linear(rank, width_out, bias=bias, device=device, dtype=dtype))
 
 
-def _value_width(d_model: int, n_heads: int, value_width: int | None) -> int:
-    """Return value_width, or d_model / n_heads if it is None."""
-    if value_width is not None:
-        return value_width
+def _head_width(d_model: int, n_heads: int, width: int | None) -> int:
+    """Return the width of a head, or d_model / n_heads if it is None."""
+    if width is not None:
+        return width
     if n_heads < 1 or d_model % n_heads:
         raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}; choose one that is, or give widths")
     return d_model // n_heads

@@ -42,6 +42,7 @@ class RecurrentMixer(nn.Module):
     degree: Degree = 1
     centred = False
     normalise = True  # q and k have length 1
+    scaled = False  # o is divided by sqrt(K) before its norm: the same as a norm with K times the eps
     overwrites = False  # it has a beta
     spreads_nan = SPREADS_NAN
 
@@ -72,7 +73,7 @@ class RecurrentMixer(nn.Module):
         self.proj_qkv = nn.Linear(d_model, sum(self.widths), bias=False, **factory)
         # It holds the taps; short_conv applies them.
         self.conv = self.make_conv(sum(self.widths), conv_width, **factory) if conv_width else None
-        self.head_norm = nn.RMSNorm(value_width, eps=NORM_EPS, **factory)
+        self.head_norm = nn.RMSNorm(value_width, eps=NORM_EPS * (key_width if self.scaled else 1), **factory)
         self.output_gate = output_gate
         self.proj_gate = nn.Linear(d_model, values, bias=False, **factory) if output_gate != "none" else None
         self.proj_o = nn.Linear(values, d_model, bias=False, **factory)
