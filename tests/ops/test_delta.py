@@ -180,6 +180,9 @@ def test_nothing_to_compute() -> None:
     ("change", "words"),
     [
         ({"degree": 3}, "degree must be 1 or 2"),
+        ({"degree": 2.0}, "degree must be 1 or 2"),
+        ({"q": torch.tensor(1.0)}, "four axes"),
+        ({"cu_seqlens": torch.tensor(4)}, "whole numbers"),
         ({"degree": 1, "centred": True}, "only squares"),
         ({"beta": torch.full((1, 4, 2), 2.5)}, "from 0 to 2"),
         ({"beta": torch.full((1, 4, 2), torch.nan)}, "from 0 to 2"),

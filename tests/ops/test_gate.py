@@ -159,7 +159,7 @@ def test_decays_of_zero_are_no_gate_and_strong_ones_leave_the_last_token() -> No
         (lambda g: g - torch.inf, "at most 0"),
         (lambda g: g[:, :3], r"log_decay must be a tensor \[1, 5, 2\]"),
         (lambda g: -0.5, "it is float"),
-        (lambda g: g.half(), "float64 or float32"),
+        (lambda g: g.half(), "float64 or torch.float32"),
     ],
 )
 def test_bad_decays(change: Any, words: str) -> None:
@@ -169,6 +169,18 @@ def test_bad_decays(change: Any, words: str) -> None:
         poly_attention(q, k, v, coefficients=REBASED, log_decay=change(g))
     with pytest.raises(ValueError, match=words):
         poly_attention_map(q, k, coefficients=REBASED, log_decay=change(g))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "recurrent"])
+def test_no_token_changes_no_state(backend: Backend) -> None:
+    q, k, v, _ = inputs(Shape(1, 5, 2, 4, 3))
+    _, state = poly_attention_extend(q, k, v, None, coefficients=REBASED, backend=backend)
+    empty = (x[:, :0] for x in (q, k, v))
+    g = q.new_zeros(1, 0, 2)
+    o, after = poly_attention_extend(*empty, state, coefficients=REBASED, log_decay=g, backend=backend)
+    assert o.shape == (1, 0, 2, 3)
+    for a, b in zip(after, state, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_what_has_no_gate() -> None:

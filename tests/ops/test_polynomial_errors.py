@@ -11,6 +11,7 @@ from polynomial_inputs import Shape, inputs
 from rebased.ops import (
     BASED,
     REBASED,
+    Backend,
     PolyState,
     init_poly_state,
     poly_attention,
@@ -88,6 +89,15 @@ def test_a_state_of_another_kind(state: PolyState, message: str) -> None:
 def test_bad_cu_seqlens(cu_seqlens: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         poly_attention(**tensors(), cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("backend", ["chunked", "reference", "recurrent"])
+def test_an_empty_document_of_a_state(backend: Backend, gated: bool) -> None:
+    given = tensors()
+    gate = {"log_decay": given["q"].new_zeros(given["q"].shape[:3])} if gated else {}
+    with pytest.raises(ValueError, match="document 1 of cu_seqlens is empty"):
+        poly_attention_extend(**given, state=None, cu_seqlens=torch.tensor([0, 4, 4, 6]), backend=backend, **gate)
 
 
 def test_cu_seqlens_that_is_no_tensor() -> None:

@@ -211,7 +211,7 @@ def without_autocast(function: Function) -> Function:
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         first = args[0] if args else next(iter(options.values()), None)
-        kind = first.device.type if isinstance(first, Tensor) else "cpu"
+        kind = first.device.type if isinstance(first, Tensor) and not first.is_meta else "cpu"
         if not torch.is_autocast_enabled(kind):
             return function(*args, **options)
         with torch.autocast(kind, enabled=False):

@@ -13,7 +13,7 @@ from rebased.ops.backend import Backend, accumulate_dtype, in_torch_func, kernel
 from rebased.ops.delta import reference
 from rebased.ops.derivatives import in_forward_mode
 from rebased.ops.polynomial import chunked_recurrence
-from rebased.ops.polynomial.api import check_inputs, document_bounds
+from rebased.ops.polynomial.api import check_cu_seqlens, check_inputs, document_bounds
 from rebased.ops.polynomial.chunked_recurrence import Rule
 from rebased.ops.polynomial.gates import bounded, check_beta, check_log_decay
 from rebased.ops.polynomial.state import Coefficients, feature_count
@@ -27,7 +27,7 @@ _log = logging.getLogger("rebased")
 
 def delta_coefficients(degree: Degree, key_width: int, centred: bool = False) -> Coefficients:
     """(c0, c1, c2) of the similarity: s, s^2, or centred (s^2 - 1/K) / (1 - 1/K), which is zero on average."""
-    if degree not in get_args(Degree):
+    if type(degree) is not int or degree not in get_args(Degree):
         raise ValueError(f"degree must be 1 or 2; it is {degree!r}")
     if not centred:
         return (0.0, 1.0, 0.0) if degree == 1 else (0.0, 0.0, 1.0)
@@ -156,7 +156,10 @@ def delta_attention_extend(
 
 def _rows(q: Tensor, cu_seqlens: Tensor | None) -> int:
     """The rows of a state."""
-    return len(q) if cu_seqlens is None else len(cu_seqlens) - 1
+    if cu_seqlens is None:
+        return len(q)
+    check_cu_seqlens(cu_seqlens, q)
+    return len(cu_seqlens) - 1
 
 
 def _extend(
@@ -203,14 +206,14 @@ def _check(
     normalise: bool,
 ) -> Coefficients:
     """The coefficients of the similarity; or one clear ValueError."""
-    coefficients = delta_coefficients(degree, q.shape[-1], centred)
     check_inputs(q, k, v)
+    coefficients = delta_coefficients(degree, q.shape[3], centred)
     if log_decay is not None:
         check_log_decay(log_decay, k, channels=degree == 1)
     if beta is None:
         return coefficients
     check_beta(beta, k)
-    if not normalise and k.device.type == "cpu" and not torch.compiler.is_compiling():
+    if not normalise and k.device.type == "cpu" and not torch.compiler.is_compiling() and not in_torch_func():
         off = (k.detach().double().norm(dim=-1) - 1).abs().nan_to_num(nan=0.0)  # a NaN reaches the output by itself
         if k.numel() and (far := float(off.max())) > UNIT_TOLERANCE:
             raise ValueError(

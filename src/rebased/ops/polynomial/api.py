@@ -72,7 +72,8 @@ def poly_attention(
     Returns:
         o [B, T, H, V] in the dtype of v. Half precision is computed in fp32; autocast changes nothing (cast q, k and v
         to compute in half precision). Differentiable in q, k, v and log_decay. With
-        torch.func.grad and torch.func.vmap use any backend but "triton"; "auto" does so.
+        torch.func.grad and torch.func.vmap use any backend but "triton" ("auto" does so); with a log_decay "reference"
+        or "recurrent".
 
         A sum of similarities beyond the range of fp32, 3.4e38, gives NaN: for REBASED that is |s| above 1.8e19, so q
         and k of 1e10 overflow (with log_decay on a GPU |s| above 1e10); fp64 has room. A NaN or an infinity in q, k or
@@ -92,13 +93,14 @@ def poly_attention(
                 "causal=False takes neither log_decay nor cu_seqlens, and has no kernel: call it once per document, "
                 "with backend='auto'"
             )
+        choose_path(backend, q.device)  # refuses an unknown one
         return recurrent.attend_all(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
     path = _path(backend, q, coefficients, log_decay)
     _refuse_transforms(path, coefficients)
     gate, numbers = _gate(log_decay, k), {"coefficients": coefficients, "scale": scale, "eps": eps}
     if cu_seqlens is None:
         return path.attend(q, k, v, **numbers, **gate)
-    _check_cu_seqlens(cu_seqlens, q)
+    check_cu_seqlens(cu_seqlens, q)
     if not _is_plain_torch(path):
         return path.attend(q, k, v, **numbers, **gate, cu_seqlens=cu_seqlens)
     documents = [
@@ -213,7 +215,7 @@ def poly_attention_extend(
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     B, _, H, K = q.shape
     if cu_seqlens is not None:
-        _check_cu_seqlens(cu_seqlens, q)
+        check_cu_seqlens(cu_seqlens, q)
         B = len(cu_seqlens) - 1
     if state is None:
         state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
@@ -225,12 +227,16 @@ def poly_attention_extend(
         return path.extend(q, k, v, state, **numbers, **gate)
     if not _is_plain_torch(path):
         return path.extend(q, k, v, state, **numbers, **gate, cu_seqlens=cu_seqlens)
+    bounds = document_bounds(cu_seqlens, q)
+    empty = [n for n, (i, j) in enumerate(pairwise(bounds)) if i == j]
+    if empty and q.shape[1] > 0:
+        raise ValueError(f"poly_attention_extend takes no empty document; document {empty[0]} of cu_seqlens is empty")
     documents = [
         path.extend(
             q[:, i:j], k[:, i:j], v[:, i:j], PolyState(state.kv[n : n + 1], state.z[n : n + 1]),
             **numbers, **{name: g[:, i:j] for name, g in gate.items()},
         )
-        for n, (i, j) in enumerate(pairwise(document_bounds(cu_seqlens, q)))
+        for n, (i, j) in enumerate(pairwise(bounds))
     ]  # fmt: skip
     outputs, states = zip(*documents, strict=True)
     return torch.cat(outputs, dim=1), PolyState(*(torch.cat(each) for each in zip(*states, strict=True)))
@@ -462,8 +468,9 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     _check(q, k, v, REBASED, None, EPS)
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
-    """Checks all but the numbers themselves: on a GPU the host would have to wait for them."""
+def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
+    """Raises ValueError or TypeError unless cu_seqlens goes with q. Its numbers are not checked: on a GPU the host
+    would have to wait for them."""
     if not isinstance(cu_seqlens, Tensor):
         kind = type(cu_seqlens).__name__
         raise TypeError(f"cu_seqlens must be a tensor of whole numbers; got a {kind}: pass torch.tensor(cu_seqlens)")
@@ -477,7 +484,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
 
 def document_bounds(cu_seqlens: Tensor, q: Tensor) -> list[int]:
     """cu_seqlens as a list; ValueError or TypeError if it is not as in poly_attention."""
-    _check_cu_seqlens(cu_seqlens, q)
+    check_cu_seqlens(cu_seqlens, q)
     bounds, T = cu_seqlens.tolist(), q.shape[1]
     if bounds[0] != 0 or bounds[-1] != T or any(i > j for i, j in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {T}; it is {bounds[:4]} ... {bounds[-1]}")

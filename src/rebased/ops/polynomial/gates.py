@@ -29,7 +29,8 @@ def _check_tensor(name: str, gate: Tensor, k: Tensor, shapes: list[torch.Size]) 
         got = list(gate.shape) if isinstance(gate, Tensor) else type(gate).__name__
         raise ValueError(f"{name} must be a tensor {wanted}, as k is {list(k.shape)}; it is {got}")
     if gate.dtype not in (k.dtype, torch.float32) or gate.device != k.device:
-        raise ValueError(f"{name} must be {k.dtype} or float32, on {k.device}; it is {gate.dtype} on {gate.device}")
+        dtypes = " or ".join(dict.fromkeys(str(dtype) for dtype in (k.dtype, torch.float32)))
+        raise ValueError(f"{name} must be {dtypes}, on {k.device}; it is {gate.dtype} on {gate.device}")
 
 
 def _check_values(name: str, gate: Tensor, k: Tensor, low: float, high: float, wanted: str) -> None:
@@ -42,7 +43,7 @@ def _check_values(name: str, gate: Tensor, k: Tensor, low: float, high: float, w
         return
     wrong = ~within & _like(k.isfinite().all(-1), gate)
     if wrong.any():
-        raise ValueError(f"{name} must be {wanted}; it has {float(gate[wrong][0]):g}")
+        raise ValueError(f"{name} must be {wanted}; it has {gate[wrong][0].item():g}")
 
 
 def _like(finite: Tensor, gate: Tensor) -> Tensor:

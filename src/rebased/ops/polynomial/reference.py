@@ -102,7 +102,8 @@ def extend(
     phi_q = query_features(q, coefficients, scale)  # [B,T,H,F]
     phi_k = key_features(k, coefficients)  # [B,T,H,F]
     kv, z = state
-    if log_decay is not None:  # the state fades until it is read, and the keys and the state until the last token
+    if log_decay is not None and q.shape[1] > 0:
+        # The state fades until it is read, and the keys and the state until the last token.
         since = bounded(log_decay).double().cumsum(1).unsqueeze(-1)  # [B,T,H,1]
         phi_q, phi_k = phi_q * since.exp().to(dtype), phi_k * (since[:, -1:] - since).exp().to(dtype)
         kept = since[:, -1].exp().to(dtype)  # [B,H,1]
