@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_
 
 from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, finish_model
+from rebased.runs.run_config import DECAY, Betas, Compile, Decay, Device, Precision, RunConfig, finish_model
 
 
 class LMDataConfig(Config):
@@ -37,9 +37,7 @@ class LMTrainConfig(Config):
     warmup_steps: int = Field(200, ge=0, description="steps over which the rate rises linearly")
     final_lr: float = Field(0.1, ge=0, le=1, description="the rate at the end of the cosine, as a fraction of lr")
     weight_decay: float = Field(0.1, ge=0, le=1e6, allow_inf_nan=False, description="of AdamW; `decay` says of what")
-    decay: Literal["matrices", "all"] = Field(
-        "matrices", description="what decays: weights with two or more axes, or all, with norms and biases"
-    )
+    decay: Decay = Field("matrices", description=DECAY)
     betas: Betas = Field((0.9, 0.95), description="of AdamW")
     eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False, description="of AdamW")
     clip_norm: float | None = Field(

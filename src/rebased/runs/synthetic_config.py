@@ -14,7 +14,7 @@ from pydantic import (
 
 from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, finish_model
+from rebased.runs.run_config import DECAY, Betas, Compile, Decay, Device, Precision, RunConfig, finish_model
 from rebased.tasks import AnyTask, TaskData, task_class
 
 Protocol = Literal["paper", "held_out"]
@@ -50,7 +50,7 @@ class GiveUp(Config):
 class SyntheticTrainConfig(Config):
     """How a model is trained on a synthetic task. Defaults are the paper's settings."""
 
-    added_later: ClassVar[tuple[str, ...]] = ("give_up",)
+    added_later: ClassVar[tuple[str, ...]] = ("give_up", "decay")
 
     protocol: Protocol = Field(
         "paper", description="what a run's accuracy is: the best epoch on test, or that epoch on held_out"
@@ -60,9 +60,8 @@ class SyntheticTrainConfig(Config):
     batch_size: int = Field(512, ge=1, description="sequences per step, however many are computed at once")
     micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
     lr: float = Field(1e-3, gt=0, le=1e30, allow_inf_nan=False, description="of the first epoch; a cosine leads to 0")
-    weight_decay: float = Field(
-        0.1, ge=0, le=1e6, allow_inf_nan=False, description="of every parameter, as in the paper"
-    )
+    weight_decay: float = Field(0.1, ge=0, le=1e6, allow_inf_nan=False, description="of AdamW; `decay` says of what")
+    decay: Decay = Field("all", description=f"{DECAY}; all: as in the paper")
     betas: Betas = Field((0.9, 0.999), description="of AdamW")
     eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False, description="of AdamW")
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")

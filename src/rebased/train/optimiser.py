@@ -1,19 +1,18 @@
 """AdamW for every run, and how its learning rate is set."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from rebased.runs.lm_config import LMTrainConfig
+from rebased.runs.run_config import Decay
 from rebased.runs.synthetic_config import SyntheticTrainConfig
 
 
-def parameter_groups(
-    parameters: Iterable[nn.Parameter], weight_decay: float, decay: Literal["matrices", "all"]
-) -> list[dict[str, Any]]:
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay: Decay) -> list[dict[str, Any]]:
     """AdamW's parameter groups: parameters that decay and, if there are any, parameters that do not.
 
     With `matrices` embeddings, projections and the taps of convolutions decay; norms and biases, which have one axis,
@@ -31,18 +30,17 @@ def build_optimiser(
     model: nn.Module,
     settings: SyntheticTrainConfig | LMTrainConfig,
     *,
-    decay: Literal["matrices", "all"] = "all",
     capturable: bool = False,
 ) -> AdamW:
     """AdamW over the model's trainable parameters, fused into one kernel on a GPU.
 
-    settings: lr, betas, eps and weight_decay are read.
+    settings: lr, betas, eps, weight_decay and decay are read.
     capturable: the learning rate and the step counts are tensors on the GPU, which a CUDA graph reads at every replay.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = parameters[0].device
     return AdamW(
-        parameter_groups(parameters, settings.weight_decay, decay),
+        parameter_groups(parameters, settings.weight_decay, settings.decay),
         lr=torch.tensor(settings.lr, device=device) if capturable else settings.lr,
         betas=settings.betas,
         eps=settings.eps,

@@ -48,6 +48,13 @@ def test_accumulated_gradients_are_those_of_the_full_batch(micro_batch: int) -> 
         assert_near(parameter.grad, gradient, *BACK)
 
 
+def test_gates_and_norms_can_be_kept_from_decay() -> None:
+    model, _, _ = make()
+    kept = build_optimiser(model, CONFIG.train.model_copy(update={"decay": "matrices"})).param_groups[1]
+    assert kept["weight_decay"] == 0
+    assert {id(p) for p in kept["params"]} == {id(p) for p in model.parameters() if p.ndim == 1}
+
+
 def test_the_step_is_adamw_with_decay_on_every_parameter() -> None:
     model, _, questions = make()
     optimiser = build_optimiser(model, CONFIG.train)

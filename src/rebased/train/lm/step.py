@@ -48,7 +48,7 @@ class LMStep:
         self.loss: Any = self._parallelise(TokenLoss(self.model, self.precision))
         use_graphs = config.capture and world.device.type == "cuda" and world.size == 1 and not config.recompute
         self.graphs = CudaGraphs(world.device) if use_graphs else None
-        self.optimiser = build_optimiser(self.model, config, decay=config.decay, capturable=use_graphs)
+        self.optimiser = build_optimiser(self.model, config, capturable=use_graphs)
         make_moments(self.optimiser)
 
     def _parallelise(self, loss: TokenLoss) -> nn.Module:
