@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from rebased.analysis.paired import holm
-from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_p
+from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_interval, permutation_p
 from rebased.config import Config
 from rebased.paper.evidence import Evidence, read_evidence
 from rebased.report.lm.models import is_finished, training_loss
@@ -21,6 +21,7 @@ from rebased.report.synthetic.cells import COUNTED, has_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
 
+NO_INTERVAL = (nan, nan)
 Answer = Literal["holds", "contradicted", "equal", "too wide to tell", "not shown", "incomplete"]
 
 
@@ -51,6 +52,7 @@ class Outcome(NamedTuple):
     test: PlannedTest
     counts: tuple[str, str]  # runs of a and b with a value; for Fisher's test those that began, of all
     effect: Effect | None
+    interval: tuple[float, float]  # 95 %, of the same test as p before its correction; nan without a difference
     p: float  # corrected, if the plan corrects; nan if runs are missing
     answer: Answer
 
@@ -59,7 +61,7 @@ class Outcome(NamedTuple):
         """The difference with its 95 % interval, or the two counts."""
         if self.effect is None:
             return f"{self.counts[0]} against {self.counts[1]}"
-        low, high = self.effect.interval()
+        low, high = self.interval
         return f"{self.effect.difference:+.3f} ({low:+.3f} to {high:+.3f})"
 
     def to_record(self) -> dict[str, Any]:
@@ -108,16 +110,17 @@ def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
     (a, n_a), (b, n_b) = (groups(test, which, evidence) for which in (test.a, test.b))
     wanted = (test.runs, test.runs) if isinstance(test.runs, int) else test.runs
     if (n_a, n_b) != wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
-        return Outcome(test, (f"{n_a} of {wanted[0]} runs", f"{n_b} of {wanted[1]} runs"), None, nan, "incomplete")
+        return Outcome(test, (f"{n_a} of {wanted[0]} runs", f"{n_b} of {wanted[1]} runs"), None, NO_INTERVAL, nan, "incomplete")
     if test.test == "fisher":
         yes_a, yes_b = (int(sum(map(sum, group.values()))) for group in (a, b))
         ahead: Answer = "holds" if yes_a * n_b > yes_b * n_a else "contradicted"
         p = fisher_p(yes_a, n_a, yes_b, n_b)
-        return Outcome(test, (f"{yes_a} of {n_a}", f"{yes_b} of {n_b}"), None, p, ahead)
+        return Outcome(test, (f"{yes_a} of {n_a}", f"{yes_b} of {n_b}"), None, NO_INTERVAL, p, ahead)
     found = effect(a, b)
-    p = permutation_p(a, b) if test.test == "permutation" else found.p
+    shuffled = test.test == "permutation"
+    interval, p = (permutation_interval(a, b), permutation_p(a, b)) if shuffled else (found.interval(), found.p)
     answer: Answer = "holds" if found.difference > 0 else "contradicted"
-    return Outcome(test, (str(found.n_a), str(found.n_b)), found, p, answer)
+    return Outcome(test, (str(found.n_a), str(found.n_b)), found, interval, p, answer)
 
 
 def decide(outcome: Outcome) -> Outcome:
