@@ -342,9 +342,7 @@ def test_overfitting_is_said_with_numbers(tmp_path: Path) -> None:
                 line["loss"] = 3.0
     write_bundle(runs, tmp_path / "enwik8.jsonl.gz")
     found = PaperPage(read_evidence([tmp_path]))
-    said = (
-        "after 4.0 passes the two have training losses of 3.00 and 3.00 and test losses of 4.50 and 4.25"
-    )
+    said = "after 4.0 passes the two have training losses of 3.00 and 3.00 and test losses of 4.50 and 4.25"
     assert said in found.answers[2]
     assert "A test loss above the training loss is overfitting." in found.page("rebased paper").to_html()
 

@@ -130,7 +130,7 @@ def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
 
 
 def is_between_rivals(claim: Claim) -> bool:
-    """Whether a claim is about ReBased and another kernel, or about text: the others have effects near 1."""
+    """Whether a claim compares ReBased with another kernel, or losses on text. Other effects are near 1."""
     one, other = claim.contest.pair
     return claim.contest.unit == "nats" or (one == "ReBased" and other in KERNEL_ORDER)
 

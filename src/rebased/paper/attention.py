@@ -71,8 +71,8 @@ NO_PROBES = Probes((), (), "none", ())
 
 
 def choose(evidence: Evidence) -> Probes:
-    """The probes that depart least from the paper's protocol, the ablations with them. Without any of the paper's task
-    and models, those of another task: a stand-in."""
+    """The probes that depart least from the paper's protocol, with their ablations. If none has the paper's task and
+    models, probes of another task stand in for them."""
     papers = [
         pair
         for pair in evidence.probes

@@ -79,8 +79,8 @@ def finding(name: str, group: Group, numbers: Sequence[Number], claims: Sequence
 def groups_of(
     runs: Sequence[Run], wanted: Callable[[Place], bool], precision: PrecisionTest | None = None
 ) -> list[Group]:
-    """The groups of runs on the places that are `wanted`; the first departs least from the paper's protocol. A Mamba
-    that begins otherwise than the paper's is another experiment, and in none of them."""
+    """The runs on the `wanted` places, grouped by their departures from the paper's protocol, fewest first. Runs of
+    Mamba with its own initialization are another experiment and are left out."""
     by_settings: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         place = place_of(run) if run.status in COUNTED and is_papers_model(run) and not has_own_start(run) else None

@@ -94,8 +94,8 @@ def levels(groups: Sequence[LanguageModels]) -> str:
 
 
 def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
-    """Groups of ended runs that may stand side by side: first those with most of the paper's models, of these the ones
-    with two seeds or more, of these the ones that were trained on most tokens."""
+    """Groups of ended runs that can be compared, the best first: most of the paper's models, then two seeds or more,
+    then most training tokens."""
     by_tokens = grouped(filter(is_finished, runs), trained_on)
     groups = [group for alike in by_tokens.values() for group in group_language_models(alike, PAPER)]
     known = [group for group in groups if of_kind(group, "ReBased")]
