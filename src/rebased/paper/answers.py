@@ -139,4 +139,5 @@ def short(name: str, claim: Claim) -> str:
     """'ReBased − Based, T = 256'; of a figure with its name, because a table may have the same length."""
     where = claim.what.partition(": ")[0].partition(" with ")[0]
     one, two = reversed(claim.contest.pair) if claim.contest.unit == "nats" else claim.contest.pair
-    return f"{one} − {two}, {where}" + (f", {name}" if name.startswith("Figure") else "")
+    earlier = ", earlier" if claim.replaced else ""
+    return f"{one} − {two}, {where}{earlier}" + (f", {name}" if name.startswith("Figure") else "")
