@@ -96,7 +96,7 @@ def test_the_papers_protocol_is_preferred_and_the_weaker_named(tmp_path: Path) -
     found = both["Table 1"]
     assert (found.protocol, found.departures, found.sources) == ("paper", [], ["campaign.jsonl.gz"])
     assert found.verdict == "partly"  # T = 2,048 is missing
-    assert "6 of 48 cells measured" in found.sentence
+    assert "6 of 48 cells measured: 3 agree, 3 too wide to tell." in found.sentence
     wrong, unused = found.remarks
     assert "of 30 comparisons agree too" in wrong
     assert unused == "Not used: table1.jsonl.gz (epochs 12 instead of 64; 1 of the paper's 4 learning rates)."

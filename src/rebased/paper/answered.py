@@ -16,7 +16,7 @@ class Answered(NamedTuple):
     table: str
     where: str  # what the runs are, before the name of a test
     places: Sequence[Place] = ()  # of the paper's values; none: those of the earlier claim
-    but: str = ""  # what limits the answer
+    softmax: str = ""  # what limits the answers about attention
     also: str = ""  # the name of a shown test that limits it
 
 
@@ -27,8 +27,8 @@ PLANS = {
     "enwik8-one-pass": Answered(
         "Table 2",
         "one pass",
-        but="but attention lacks the short convolution that Based and ReBased have here, Based gains as much, and all "
-        "models have one rate",
+        softmax="but attention lacks the short convolution that Based and ReBased have here, Based gains as much, and "
+        "all have one rate",
     ),
     "table3-fair": Answered("Table 3", "trained alike", also="12 heads: mean over heads"),
 }
@@ -59,7 +59,8 @@ def answer_again(claims: Sequence[Claim], about: Answered, plan: JudgedPlan) -> 
         contest = Contest(what, paper=paper, unit=first.unit, pair=pair)
         numbers = Difference(effect.difference, *outcome.interval, outcome.p)
         answer = DECIDED.get(outcome.answer, "undecided")
-        claim = Claim(contest, answer=answer, planned=numbers, mark=plan.mark, note=outcome.fragile)
+        note = about.softmax if "Attention" in pair else outcome.fragile
+        claim = Claim(contest, answer=answer, planned=numbers, mark=plan.mark, note=note)
         for n in earlier:
             found[n] = found[n]._replace(replaced=True, mark="earlier")
         found.insert(earlier[0], claim)

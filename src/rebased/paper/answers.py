@@ -54,9 +54,8 @@ def sentences(findings: Mapping[str, Finding], planned: Mapping[str, JudgedPlan]
     where = f" ({text.departures[0]})" if text.protocol == "stand-in" else ""
     yield f"Does ReBased recall more than Based? {answer('Table 1', 'Based')}."
     yield f"Does it model text better than Based{where}? {answer('Table 2', 'Based', 'all tokens')}."
-    but = PLANS["enwik8-one-pass"].but if any(claim.planned for claim in text.claims) else ""
-    limits = "".join(f"; {limit}" for limit in (but, text.headline) if limit)
-    yield f"Better than attention? {answer('Table 2', 'Attention', 'all tokens')}{limits}."
+    overfit = f"; {text.headline}" if text.headline else ""
+    yield f"Better than attention? {answer('Table 2', 'Attention', 'all tokens')}{overfit}."
     looks = findings["Table 3"]
     shown = planned["table3-fair"].outcomes if any(claim.planned for claim in looks.claims) else []
     limit = next((found for found in shown if found.test.name == PLANS["table3-fair"].also), None)

@@ -36,7 +36,7 @@ PLOT = (
 )
 PLANNED_TESTS = (
     "Question, test and margin were written before the runs (results/NAME/plan.md). The records show this where each "
-    "commit that the runs name holds the plan."
+    "commit that the runs name holds the plan. Other tests are marked: order not shown."
 )
 NOT_SHOWN = "the runs name a commit that does not hold the plan, so the records do not show that it came first"
 OTHER_TESTS = "Tests that belong to no table. Those marked as shown only decide nothing."
