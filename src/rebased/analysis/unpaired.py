@@ -84,8 +84,8 @@ def permutation_p(a: Groups, b: Groups) -> float:
 
     Labels are shuffled SHUFFLES times. The observed order counts as one more, so p is never 0.
     """
-    observed, (found, _) = effect(a, b).difference, _shuffled(a, b)
-    return float((1 + np.sum(np.abs(found) >= abs(observed) - 1e-12)) / (1 + SHUFFLES))
+    observed = abs(effect(a, b).difference)
+    return float((1 + np.sum(np.abs(_shuffled(a, b)) >= observed - 1e-12)) / (1 + SHUFFLES))
 
 
 def permutation_interval(a: Groups, b: Groups, level: float = LEVEL) -> tuple[float, float]:
@@ -93,27 +93,25 @@ def permutation_interval(a: Groups, b: Groups, level: float = LEVEL) -> tuple[fl
 
     It excludes 0 exactly where p < 1 - level. Too few runs reject nothing, and both ends are infinite.
     """
-    observed, (found, share) = effect(a, b).difference, _shuffled(a, b)
-    with np.errstate(divide="ignore", invalid="ignore"):  # an order counts against all shifts s between two ends:
+    observed, found = effect(a, b).difference, _shuffled(a, b)
+    # By how much a shuffled difference grows if a grows by 1. In the observed order it is 1.
+    share = _shuffled({key: [1.0] * len(a[key]) for key in a}, {key: [0.0] * len(b[key]) for key in a})
+    with np.errstate(divide="ignore", invalid="ignore"):  # a shuffle is as extreme at all shifts between two ends
         ends = np.array([(observed - found) / (1 - share), (observed + found) / (1 + share)])
-    whole = 1 - np.abs(share) < 1e-9  # all of a against all of b again: such an order counts against every shift
-    kept = ceil((1 - level) * (1 + SHUFFLES)) - 1  # so many orders, and the observed one, are just not rejected
-    low = np.sort(np.where(whole, -inf, ends.min(0)))[kept - 1]
-    high = np.sort(np.where(whole, inf, ends.max(0)))[-kept]
+    same = 1 - np.abs(share) < 1e-9  # the observed groups again: as extreme at every shift
+    kept = ceil((1 - level) * (1 + SHUFFLES)) - 1  # so many shuffles, with the observed order, are just not rejected
+    low = np.sort(np.where(same, -inf, ends.min(0)))[kept - 1]
+    high = np.sort(np.where(same, inf, ends.max(0)))[-kept]
     return float(low), float(high)
 
 
-def _shuffled(a: Groups, b: Groups) -> tuple[np.ndarray, np.ndarray]:
-    """Per shuffle [SHUFFLES]: the difference of means, and the share of a in it. If all values of a were greater by s,
-    the difference would be greater by s times this share, which is 1 in the observed order."""
-    pools = [np.array([*a[key], *b[key]]) for key in a]
-    found, share = np.zeros(SHUFFLES), np.zeros(SHUFFLES)
+def _shuffled(a: Groups, b: Groups) -> np.ndarray:
+    """The difference after each shuffle: [SHUFFLES]."""
+    pools, found = [np.array([*a[key], *b[key]]) for key in a], np.zeros(SHUFFLES)
     for pool, order, values in zip(pools, _orders(tuple(map(len, pools))), a.values(), strict=True):
-        n = len(values)
-        for sums, numbers in ((found, pool), (share, np.arange(len(pool)) < n)):
-            shuffled = numbers[order]  # [SHUFFLES, runs]
-            sums += (shuffled[:, :n].mean(1) - shuffled[:, n:].mean(1)) / len(a)
-    return found, share
+        shuffled, n = pool[order], len(values)  # [SHUFFLES, runs]
+        found += (shuffled[:, :n].mean(1) - shuffled[:, n:].mean(1)) / len(a)
+    return found
 
 
 @lru_cache(maxsize=4)  # a ranking compares many pairs of the same sizes

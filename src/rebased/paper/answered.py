@@ -1,12 +1,14 @@
 """Claims of the paper that planned tests answer again, on runs of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from rebased.paper.finding import Finding
 from rebased.paper.mqar import papers_effect
 from rebased.paper.planned import JudgedPlan
 from rebased.paper.values import Place
-from rebased.paper.verdict import Answer, Claim, Contest, Difference
+from rebased.paper.verdict import HERE, Answer, Claim, Contest, Difference
 from rebased.report.lm.models import PARTS
 
 
@@ -32,6 +34,17 @@ PLANS = {
     ),
     "table3-fair": Answered("Table 3", "trained alike", also="12 heads: mean over heads"),
 }
+
+
+def with_plans(finding: Finding, planned: Mapping[str, JudgedPlan]) -> Finding:
+    """The finding with the claims that planned tests answer again, in the words of its protocol."""
+    claims = finding.claims
+    for name, about in PLANS.items():
+        if about.table == finding.name and name in planned:
+            claims = answer_again(claims, about, planned[name])
+    if finding.protocol == "stand-in":
+        claims = [claim._replace(answer=HERE.get(claim.answer, claim.answer)) for claim in claims]
+    return replace(finding, claims=claims)
 
 
 def answer_again(claims: Sequence[Claim], about: Answered, plan: JudgedPlan) -> list[Claim]:

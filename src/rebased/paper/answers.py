@@ -1,6 +1,6 @@
 """The top of the page: five sentences that answer, and one plot of all effects with their intervals."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 
 from rebased.analysis.paired import equals
@@ -20,14 +20,14 @@ SOFTMAX = ("Attention", "ConvAttention")
 
 
 def main_claims(findings: Mapping[str, Finding]) -> list[tuple[str, Claim]]:
-    """Pairs of a table or figure and a measured claim. The most important come first; claims with one seed are left
-    out."""
-    return [
-        (name, claim)
-        for name in FIRST
-        for claim in findings[name].claims
-        if claim.difference and claim.answer != "one seed"
-    ]
+    """Pairs of a table or figure and a measured claim, the most important first."""
+    return [(name, claim) for name in FIRST for claim in tested_or_all(findings[name].claims)]
+
+
+def tested_or_all(claims: Iterable[Claim]) -> list[Claim]:
+    """The measured claims without those that have one seed, unless all of them have."""
+    measured = [claim for claim in claims if claim.difference]
+    return [claim for claim in measured if claim.answer != "one seed"] or measured
 
 
 def counted_once(findings: Mapping[str, Finding]) -> list[Claim]:
@@ -44,9 +44,8 @@ def sentences(findings: Mapping[str, Finding], planned: Mapping[str, JudgedPlan]
     """Does ReBased beat Based? Attention? Where is it undecided?"""
 
     def answer(table: str, other: str, of: str = "") -> str:
-        claims = [claim for claim in findings[table].claims if claim.difference and of in claim.what]
-        claims = [claim for claim in claims if claim.contest.pair == ("ReBased", other) and not claim.replaced]
-        claims = [claim for claim in claims if claim.answer != "one seed"] or claims
+        claims = [claim for claim in findings[table].claims if of in claim.what and not claim.replaced]
+        claims = tested_or_all(claim for claim in claims if claim.contest.pair == ("ReBased", other))
         said = "; ".join(map(in_short, claims)) or "no run here says so"
         return said[0].upper() + said[1:]
 

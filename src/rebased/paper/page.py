@@ -6,7 +6,7 @@ from html import escape
 
 from rebased.config import plural
 from rebased.files import without_nan
-from rebased.paper.answered import PLANS, answer_again
+from rebased.paper.answered import PLANS, with_plans
 from rebased.paper.answers import FIRST, forest, main_claims, sentences
 from rebased.paper.attention import find_attention
 from rebased.paper.contents import EXPERIMENTS, TITLES, Experiment
@@ -18,7 +18,7 @@ from rebased.paper.kernels import find_kernels
 from rebased.paper.planned import OUTCOME_HEAD, JudgedPlan, judge_folders, outcome_row
 from rebased.paper.recall import find_recall
 from rebased.paper.text import find_perplexity
-from rebased.paper.verdict import HERE, RULES, VERDICTS
+from rebased.paper.verdict import RULES, VERDICTS
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.prose import has_changes, warn_about_records
 from rebased.report.tables import Table
@@ -56,19 +56,10 @@ class PaperPage:
             find_perplexity(evidence),
         ]
         by_name = {finding.name: finding for finding in found}
-        self.by_name = {name: by_name[name] for name in TITLES}
+        self.planned = judge_folders(PLANNED) if evidence.shipped else {}
+        self.by_name = {name: with_plans(by_name[name], self.planned) for name in TITLES}
         if not evidence.shipped:
             check_relevant(self.findings)
-        self.planned = judge_folders(PLANNED) if evidence.shipped else {}
-        for name, about in PLANS.items():
-            if name in self.planned:
-                old = self.by_name[about.table]
-                claims = answer_again(old.claims, about, self.planned[name])
-                self.by_name[about.table] = replace(old, claims=claims)
-        for name, found_here in self.by_name.items():
-            if found_here.protocol == "stand-in":
-                claims = [claim._replace(answer=HERE.get(claim.answer, claim.answer)) for claim in found_here.claims]
-                self.by_name[name] = replace(found_here, claims=claims)
         ended = [run for run in self.runs if run.status != "unfinished"]
         found_once = replace(evidence.found, repeated=0) if evidence.shipped else evidence.found  # it is known of those
         self.warnings = [*warn_about_records(found_once, ended), *evidence.left_out]
