@@ -6,6 +6,7 @@ the folder `records` of rebased.paper. What the page does not read is left out.
 
 import json
 import lzma
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from rebased.files import replacing
 from rebased.paper.evidence import PLANNED, PRECISION, RECORDS
+from rebased.paper.planned import CAME_FIRST, tests_in
 from rebased.paper.precision import PrecisionTest
 from rebased.report.lm.models import LAST_STEPS
 from rebased.report.probe.cells import group_probes
@@ -23,6 +25,7 @@ from rebased.runs.finished import Run
 
 EVERY = 8  # of the epochs, and of the lines of a language model's steps, so many are one that is kept
 SEEDS = 5  # of a test of TF32 that counts, at least
+NOT_SHOWN = ("extrapolation-d64", "heads-small")  # the paper has no such experiment
 FIGURES = 6  # significant digits of densities and similarities, which are drawn only
 
 
@@ -46,7 +49,8 @@ def ship(root: Path, folder: Path) -> list[Path]:
         sorted({file for pattern in patterns for file in [*results.glob(pattern), *results.glob(f"*/{pattern}")]})
         for patterns in (BUNDLES, PROBES)
     )
-    for file in [*bundles, *probes, *sorted(results.glob("*/plan.md"))]:
+    read = [file for file in (*bundles, *probes) if file.name.partition(".")[0] not in NOT_SHOWN]
+    for file in [*read, *sorted(results.glob("*/plan.md"))]:
         plan = (file.parent / "plan.md").exists()
         place = folder / PLANNED.name / file.parent.name if plan else folder
         place.mkdir(parents=True, exist_ok=True)
@@ -61,14 +65,40 @@ def ship(root: Path, folder: Path) -> list[Path]:
                 records = read_probes(file)
             except OtherJson:
                 continue
+            if not (compact := compact_probes(records)):
+                continue
             path = place / f"{file.name.partition('.json')[0]}.json.xz"
-            write(path, lzma.compress(as_json({"type": "probes", "records": compact_probes(records)})))
+            write(path, lzma.compress(as_json({"type": "probes", "records": compact})))
         else:
             write(path, file.read_bytes())
         written.append(path)
     precision = folder / PRECISION.name
     write(precision, as_json(read_precision_test(root / "benchmarks" / "results")._asdict()))
     return [*written, precision]
+
+
+def plans_that_came_first(root: Path) -> dict[str, bool]:
+    """By the name of a plan with runs: whether each commit that a run names holds the plan, with the same tests.
+    ValueError if this clone lacks such a commit."""
+    found = {}
+    for plan in sorted((root / "results").glob("*/plan.md")):
+        runs = gather([file for pattern in BUNDLES for file in plan.parent.glob(pattern)])
+        lines = [line for run in (*runs.runs, *runs.lm_runs) for line in run.lines if line["type"] in ("run", "resume")]
+        if lines:
+            tests = tests_in(plan.read_text())
+            plans = [
+                plan_in(root, commit, plan.relative_to(root)) for commit in {line["code"]["commit"] for line in lines}
+            ]
+            found[plan.parent.name] = all(text is not None and tests_in(text) == tests for text in plans)
+    return found
+
+
+def plan_in(root: Path, commit: str, path: Path) -> str | None:
+    """The text of a file in a commit; None if it has no such file."""
+    if subprocess.run(["git", "cat-file", "-e", commit], cwd=root, check=False, capture_output=True).returncode:
+        raise ValueError(f"this clone has no commit {commit}, which runs of {path.parent} name: git fetch --unshallow")
+    said = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=root, check=False, capture_output=True, text=True)
+    return None if said.returncode else said.stdout
 
 
 def compact_run(run: Run) -> Run:
@@ -99,11 +129,10 @@ def without_histograms(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def compact_probes(records: Sequence[Probe]) -> list[Probe]:
-    """The records with matrices to draw for the first seed of each model and width alone: one example of each."""
+    """The records of tasks, with one example to draw for the first seed of each model and width."""
     tasks = [record for record in records if record["kind"] == "task"]
     firsts = {id(cell.first) for cell in group_probes(tasks)} if tasks else set()
-    texts = [record for record in records if record["kind"] == "text"]
-    return [*(compact_probe(record, drawn=id(record) in firsts) for record in tasks), *texts]
+    return [compact_probe(record, drawn=id(record) in firsts) for record in tasks]
 
 
 def compact_probe(record: Probe, *, drawn: bool) -> Probe:
@@ -137,6 +166,7 @@ def main(root: Path) -> None:
     """Replace the package's records: all new ones are whole before an old one goes."""
     with tempfile.TemporaryDirectory() as temporary:
         made = {path.relative_to(temporary): path.read_bytes() for path in ship(root, Path(temporary))}
+    made[Path(PLANNED.name, CAME_FIRST)] = as_json(plans_that_came_first(root))
     for name, content in made.items():
         (RECORDS / name).parent.mkdir(parents=True, exist_ok=True)
         write(RECORDS / name, content)

@@ -7,12 +7,14 @@ import pytest
 
 from fake_records import fake_run
 from rebased.paper.evidence import read_evidence
-from rebased.paper.planned import Plan, judge_plan, read_plan
+from rebased.paper.page import runs_made
+from rebased.paper.planned import JudgedPlan, Plan, judge_plan, read_plan
 from rebased.report.probe.cells import live_mean
 from rebased.runs.collect import write_bundle
 
 RESULTS = Path(__file__).parents[2] / "results"
 PLANS = sorted(RESULTS.glob("*/plan.md"))
+TEST = {"name": "", "value": "held_out", "a": {"model": "ReBased"}, "b": {"model": "Based"}}
 HIGH, LOW = [0.70, 0.72, 0.71, 0.73, 0.69], [0.50, 0.52, 0.51, 0.53, 0.49]
 
 
@@ -29,8 +31,7 @@ def planted(tmp_path: Path, **accuracies: list[float]) -> Path:
 
 def answer(bundle: Path, **changes: Any) -> str:
     """What the runs say about ReBased against Based."""
-    test = {"name": "", "value": "held_out", "a": {"model": "ReBased"}, "b": {"model": "Based"}, "runs": 5}
-    plan = Plan.model_validate({"correct": "none", "tests": [test | {"margin": 0.1} | changes]})
+    plan = Plan.model_validate({"correct": "none", "tests": [TEST | {"margin": 0.1, "runs": 5} | changes]})
     return judge_plan(plan, read_evidence([bundle]))[0].answer
 
 
@@ -51,6 +52,25 @@ def test_runs_that_begin(tmp_path: Path) -> None:
     assert (
         answer(planted(tmp_path, rebased=[*all_[:4], 0.001], based=all_), value="began", test="fisher") == "not shown"
     )
+
+
+def test_a_decision_that_welchs_test_does_not_share_is_fragile(tmp_path: Path) -> None:
+    """The one group is spread 20 times as wide as the other, and half as large."""
+    wide, narrow = [0.61, 0.39, 0.59, 0.84, 0.31], [0.41, 0.4, 0.41, 0.38, 0.39, 0.39, 0.4, 0.4, 0.39, 0.4]
+    plan = {"correct": "none", "tests": [TEST | {"test": "permutation", "margin": 0.1, "runs": [5, 10]}]}
+    (found,) = judge_plan(Plan.model_validate(plan), read_evidence([planted(tmp_path, rebased=wide, based=narrow)]))
+    assert (found.answer, found.fragile) == ("holds", "fragile: Welch's test has p = 0.18")
+    assert found.interval[0] > 0
+    assert found.counts == ("5", "10")
+    (found,) = judge_plan(Plan.model_validate(plan), read_evidence([planted(tmp_path, rebased=HIGH, based=LOW * 2)]))
+    assert (found.answer, found.fragile) == ("holds", "")
+
+
+def test_missing_runs_are_counted(tmp_path: Path) -> None:
+    plan = {"correct": "none", "tests": [TEST | {"runs": 5}]}
+    (found,) = judge_plan(Plan.model_validate(plan), read_evidence([planted(tmp_path, rebased=HIGH[:3], based=LOW)]))
+    assert runs_made(JudgedPlan([found])) == "8 of 10 runs made, tested when all are"
+    assert runs_made(JudgedPlan([])) == "no run made"
 
 
 def test_dead_heads_do_not_count() -> None:

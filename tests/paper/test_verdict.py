@@ -34,7 +34,12 @@ def claim(answer: Answer) -> Claim:
         (["agrees"], ["not run"], "paper", "not run"),  # its claims are what counts, and none was tested
         (["by construction"] * 8, [], "paper", "not run"),  # an identity, or an initial value
         (["by construction"] * 8 + ["differs"] * 6 + ["agrees"] * 2, [], "departs", "not reproduced"),
-        (["agrees", "differs", "not run"], [], "departs", "partly"),
+        (["agrees", "differs", "not run"], [], "departs", "in small part"),
+        (["agrees", "agrees", "not run", "not run"], [], "departs", "partly"),
+        ([], ["holds", *["undecided"] * 9, *["not run"] * 30], "departs", "in small part"),
+        ([], ["holds", "holds", "not run", "not run"], "departs", "partly"),
+        ([], ["holds", "contradicted", "contradicted", "undecided"], "paper", "not reproduced"),
+        ([], ["did not learn"], "paper", "undecided"),
         (["too wide to tell"] * 3, [], "paper", "undecided"),
         (["not run"], ["not run"], "paper", "not run"),
         (["agrees"], ["holds"], "stand-in", "not run"),  # another experiment is not judged
@@ -68,6 +73,19 @@ def test_a_bound_needs_the_whole_interval_above_it() -> None:
     assert hold_number("cell", bound, describe([0.90, 0.99, 1.0])).outcome == "too wide to tell"
     assert hold_number("cell", bound, describe([0.99])).outcome == "one seed"
     assert hold_number("cell", bound, None).outcome == "not run"
+
+
+def test_claims_that_a_planned_test_replaces_do_not_count() -> None:
+    claims = [claim("holds"), claim("contradicted")._replace(replaced=True)]
+    assert judge([], claims, "paper") == "reproduced"
+
+
+def test_runs_that_did_not_learn_carry_no_claim() -> None:
+    high, low = (dict(zip(SEEDS, values, strict=True)) for values in ([0.9, 0.91, 0.9, 0.92, 0.9], [0.001] * 5))
+    (found,) = hold_claims([Contest("a recalls more than b", high, low, learned=False)])
+    assert found.answer == "did not learn"
+    assert found.difference
+    assert found.difference.p < 0.001
 
 
 def answer(ours: list[float], others: list[float], margin: float = 0.1) -> Answer:

@@ -49,7 +49,7 @@ def test_equal_results_agree_and_different_ones_are_listed(tmp_path: Path) -> No
 def test_settings_that_are_not_those_of_the_digest_are_named() -> None:
     run, stranger = fake_run(seed=1), fake_run(seed=2)
     stranger.lines[0]["config"]["model"]["mixers"][1]["name"] = "unknown"  # nobody can tell what its digest should be
-    said = "with settings that are not those that the digest names"
+    said = "whose settings have another digest"
     assert not any(said in text for text in Report(Collection(runs=[run, stranger])).warnings)
     run.lines[0]["config"]["train"]["lr"] = 0.5
     assert any(text.startswith(f"1 record {said}") for text in Report(Collection(runs=[run, stranger])).warnings)

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from math import inf, nan, sqrt
+from math import ceil, inf, nan, sqrt
 from statistics import fmean, variance
 from typing import NamedTuple
 
@@ -85,11 +85,33 @@ def permutation_p(a: Groups, b: Groups) -> float:
     Labels are shuffled SHUFFLES times. The observed order counts as one more, so p is never 0.
     """
     observed = abs(effect(a, b).difference)
+    return float((1 + np.sum(np.abs(_shuffled(a, b)) >= observed - 1e-12)) / (1 + SHUFFLES))
+
+
+def permutation_interval(a: Groups, b: Groups, level: float = LEVEL) -> tuple[float, float]:
+    """The interval that belongs to `permutation_p`: all shifts of a against b that the test does not reject.
+
+    It excludes 0 exactly where p < 1 - level. Too few runs reject nothing, and both ends are infinite.
+    """
+    observed, found = effect(a, b).difference, _shuffled(a, b)
+    # By how much a shuffled difference grows if a grows by 1. In the observed order it is 1.
+    share = _shuffled({key: [1.0] * len(a[key]) for key in a}, {key: [0.0] * len(b[key]) for key in a})
+    with np.errstate(divide="ignore", invalid="ignore"):  # a shuffle is as extreme at all shifts between two ends
+        ends = np.array([(observed - found) / (1 - share), (observed + found) / (1 + share)])
+    same = 1 - np.abs(share) < 1e-9  # the observed groups again: as extreme at every shift
+    kept = ceil((1 - level) * (1 + SHUFFLES)) - 1  # so many shuffles, with the observed order, are just not rejected
+    low = np.sort(np.where(same, -inf, ends.min(0)))[kept - 1]
+    high = np.sort(np.where(same, inf, ends.max(0)))[-kept]
+    return float(low), float(high)
+
+
+def _shuffled(a: Groups, b: Groups) -> np.ndarray:
+    """The difference after each shuffle: [SHUFFLES]."""
     pools, found = [np.array([*a[key], *b[key]]) for key in a], np.zeros(SHUFFLES)
     for pool, order, values in zip(pools, _orders(tuple(map(len, pools))), a.values(), strict=True):
         shuffled, n = pool[order], len(values)  # [SHUFFLES, runs]
         found += (shuffled[:, :n].mean(1) - shuffled[:, n:].mean(1)) / len(a)
-    return float((1 + np.sum(np.abs(found) >= observed - 1e-12)) / (1 + SHUFFLES))
+    return found
 
 
 @lru_cache(maxsize=4)  # a ranking compares many pairs of the same sizes

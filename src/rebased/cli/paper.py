@@ -30,7 +30,8 @@ from rebased.paper.planned import judge_plan, outcome_table, read_plan
 from rebased.report.page import write_page
 from rebased.report.tables import Table
 
-COLOURS = {"reproduced": "green", "partly": "yellow", "undecided": "cyan", "not reproduced": "red", "not run": "dim"}
+COLOURS = {"reproduced": "green", "partly": "yellow", "in small part": "yellow"}
+COLOURS |= {"undecided": "cyan", "not reproduced": "red", "not run": "dim"}
 
 
 def paper(

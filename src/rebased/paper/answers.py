@@ -1,101 +1,98 @@
 """The top of the page: five sentences that answer, and one plot of all effects with their intervals."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 
 from rebased.analysis.paired import equals
+from rebased.paper.answered import PLANS
+from rebased.paper.contents import EXPERIMENTS
 from rebased.paper.finding import Finding, tally
-from rebased.paper.planned import Outcome
+from rebased.paper.planned import JudgedPlan
 from rebased.paper.values import KERNEL_ORDER, TABLE_1, Place
 from rebased.paper.verdict import TESTED, Claim
 from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, hover
 
 FIRST = ("Table 1", "Figure 1", "Table 2", "Table 3")  # tables and figures in the order of their importance
-READ = {"holds": "yes", "contradicted": "no"}
+READ = {"holds": "yes", "holds here": "yes", "contradicted": "no", "opposite here": "no", "one seed": "untested"}
 UNITS = {"accuracy": "Accuracy on MQAR", "nats": "Loss on text, nats per token", "IoU": "Attention on answers, IoU"}
+EARLIER = SERIES[5]  # the colour of runs that a planned test has replaced
+SOFTMAX = ("Attention", "ConvAttention")
 
 
 def main_claims(findings: Mapping[str, Finding]) -> list[tuple[str, Claim]]:
-    """(table or figure, claim) of the measured claims in the order of their importance. Of several variants of a
-    language model the first, which has most seeds."""
-    found = []
-    for name in FIRST:
-        units = Counter[str]()
-        for claim in findings[name].claims:
-            units[claim.contest.unit] += 1
-            if claim.found and not (name == "Table 2" and units["nats"] > 6):
-                found.append((name, claim))
-    return found
+    """Pairs of a table or figure and a measured claim, the most important first."""
+    return [(name, claim) for name in FIRST for claim in tested_or_all(findings[name].claims)]
 
 
-def sentences(findings: Mapping[str, Finding], planned: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
+def tested_or_all(claims: Iterable[Claim]) -> list[Claim]:
+    """The measured claims without those that have one seed, unless all of them have."""
+    measured = [claim for claim in claims if claim.difference]
+    return [claim for claim in measured if claim.answer != "one seed"] or measured
+
+
+def counted_once(findings: Mapping[str, Finding]) -> list[Claim]:
+    """All claims that count. One that two figures of an experiment make is the same claim, from the same runs."""
+    found: dict[tuple[str, str], Claim] = {}
+    for experiment in EXPERIMENTS:
+        for claim in (claim for item in experiment.items for claim in findings[item.name].claims):
+            if not claim.replaced:
+                found.setdefault((experiment.key, claim.what), claim)
+    return list(found.values())
+
+
+def sentences(findings: Mapping[str, Finding], planned: Mapping[str, JudgedPlan]) -> Iterator[str]:
     """Does ReBased beat Based? Attention? Where is it undecided?"""
+
+    def answer(table: str, other: str, of: str = "") -> str:
+        claims = [claim for claim in findings[table].claims if of in claim.what and not claim.replaced]
+        claims = tested_or_all(claim for claim in claims if claim.contest.pair == ("ReBased", other))
+        said = "; ".join(map(in_short, claims)) or "no run here says so"
+        return said[0].upper() + said[1:]
+
     text = findings["Table 2"]
-    claims = {claim.what.partition(": ")[2]: claim for claim in reversed(text.claims) if "all tokens" in claim.what}
-    based, softmax = (claims.get(f"ReBased has a lower loss than {other}") for other in ("Based", "Attention"))
     where = f" ({text.departures[0]})" if text.protocol == "stand-in" else ""
-    yield f"Does ReBased recall more than Based? {recall(findings, planned)}"
-    attention, kernel = planned.get("enwik8-one-pass", [])[:2] or (None, None)
-    once = "where no token is read twice"
-    yield f"Does it model text better than Based{where}? {after(by_plan(kernel, once), in_short(based))}"
-    yield f"Better than attention? {after(by_plan(attention, once), in_short(softmax))} {text.headline}".rstrip()
-    table = findings["Table 3"]
-    looks = [claim for claim in table.claims if claim.found and claim.what.partition(": ")[2].startswith("ReBased")]
-    said = " ".join(map(in_short, looks)) or "No probe here says so."
-    fair = [by_plan(outcome, outcome.test.name.partition(":")[0]) for outcome in planned.get("table3-fair", [])[:2]]
-    said = after(" ".join(filter(None, fair)), said)
-    yield f"Does it look at the answers more than Based? {said} {table.headline}".rstrip()
+    yield f"Does ReBased recall more than Based? {answer('Table 1', 'Based')}."
+    yield f"Does it model text better than Based{where}? {answer('Table 2', 'Based', 'all tokens')}."
+    overfit = f"; {text.headline}" if text.headline else ""
+    yield f"Better than attention? {answer('Table 2', 'Attention', 'all tokens')}{overfit}."
+    looks = findings["Table 3"]
+    shown = planned["table3-fair"].outcomes if any(claim.planned for claim in looks.claims) else []
+    limit = next((found for found in shown if found.test.name == PLANS["table3-fair"].also), None)
+    but = f"but {limit.test.name.replace(': ', ', ')}: {limit.words}, {limit.answer}" if limit else looks.headline
+    yield f"Does it look at the answers more than Based? {answer('Table 3', 'Based')}{but and '; '}{but}."
     yield undecided(findings)
 
 
-def recall(findings: Mapping[str, Finding], planned: Mapping[str, Sequence[Outcome]]) -> str:
-    """The answer of the plan on new seeds if its runs are there, else that of Table 1."""
-    for outcome in planned.get("table1-new-seeds", ())[:1]:
-        if found := by_plan(outcome, "on ten new seeds"):
-            return found
-    claims = [claim for claim in findings["Table 1"].claims if claim.found and "than Based" in claim.what]
-    return " ".join(map(in_short, claims)) or "No run here says so."
-
-
-def by_plan(outcome: Outcome | None, where: str) -> str:
-    """'Yes by a planned test, on ten new seeds: +0.098 (+0.019 to +0.178), p = 0.01.'; empty if runs are missing."""
-    if outcome is None or outcome.answer == "incomplete":
-        return ""
-    answer = READ.get(outcome.answer, outcome.answer).capitalize()
-    return f"{answer} by a planned test, {where}: {outcome.words}, p {equals(outcome.p)}."
-
-
-def after(planned: str, others: str) -> str:
-    """What a planned test says, then what the runs before it say."""
-    return f"{planned} In the runs of the table: {others[0].lower()}{others[1:]}" if planned else others
-
-
-def in_short(claim: Claim | None) -> str:
-    """'Undecided at T = 256: +0.098 (95 % interval +0.019 to +0.178; paper +0.060), corrected p = 0.13.'"""
-    if claim is None or claim.found is None:
-        return "No run here says so."
-    spread, paper, place = claim.found.difference, claim.contest.paper, claim.what.partition(":")[0]
-    where = f" at {place}" if place.startswith(("T =", "D =")) else ""
+def in_short(claim: Claim) -> str:
+    """'undecided (T = 256): +0.098 of accuracy (95 % interval +0.019 to +0.178; paper +0.060; p = 0.13)'"""
+    assert claim.difference is not None
+    mean, low, high, p = claim.difference
+    paper, where = claim.contest.paper, claim.what.partition(":")[0]
     unit = f" {'of accuracy' if claim.contest.unit == 'accuracy' else claim.contest.unit}"
-    interval = "" if isnan(spread.low) else f"95 % interval {spread.low:+.3f} to {spread.high:+.3f}"
-    beside = "; ".join(filter(None, [interval, f"paper {paper.difference:+.3f}" if paper else ""]))
-    value = f"{spread.mean:+.3f}{unit}" + (f" ({beside})" if beside else "")
-    if claim.answer == "one seed":
-        return f"Untested{where}, with one seed: {value}."
-    chosen = "" if isnan(claim.selected) else f"; {equals(claim.selected)[2:]} if rates are chosen on the tested seeds"
-    answer = READ.get(claim.answer, claim.answer).capitalize()
-    return f"{answer}{where}: {value}, corrected p {equals(claim.found.t_holm)}{chosen}."
+    beside = [
+        "" if isnan(low) else f"95 % interval {low:+.3f} to {high:+.3f}",
+        f"paper {paper.difference:+.3f}" if paper else "",
+        "" if isnan(p) else f"p {equals(p)}",
+        "" if isnan(claim.selected) else f"{equals(claim.selected)[2:]} if rates are chosen on the tested seeds",
+        claim.mark,
+        "one seed" if claim.answer == "one seed" else "",
+        claim.note,
+    ]
+    said = "; ".join(filter(None, beside))
+    return f"{READ.get(claim.answer, claim.answer)} ({where}): {mean:+.3f}{unit}" + (f" ({said})" if said else "")
 
 
 def undecided(findings: Mapping[str, Finding]) -> str:
     """How many claims are tested, and which runs are missing where the paper's lead is largest."""
-    answers = [claim.answer for finding in findings.values() for claim in finding.claims]
+    claims = counted_once(findings)
+    answers = [claim.answer for claim in claims]
     tested, said = sum(answer in TESTED for answer in answers), tally(answers, TESTED)
+    softmax = sum(claim.answer == "holds" and claim.contest.pair[0] in SOFTMAX for claim in claims)
+    of_these = f" ({softmax} of those that hold put attention before a linear model)" if softmax else ""
     one, other = (TABLE_1[Place(model, 2048, 32, 32)].mean for model in ("ReBased", "Based"))
-    long = any(claim.found and "2,048" in claim.what for claim in findings["Table 1"].claims)
-    missing = "" if long else f" T = 2,048, where the paper's lead is largest ({one:g} against {other:g}), has no run."
-    return f"Where is it undecided? Of {len(answers)} claims {tested} are tested: {said or 'none'}.{missing}"
+    long = any(claim.difference and "2,048" in claim.what for claim in findings["Table 1"].claims)
+    missing = "" if long else f"; T = 2,048, where the paper's lead is largest ({one:g} against {other:g}), has no run"
+    return f"Where is it undecided? Of {len(answers)} claims {tested} are tested: {said or 'none'}{of_these}{missing}."
 
 
 def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
@@ -104,11 +101,12 @@ def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
     def panel(rows: Sequence[tuple[str, Claim]]) -> Draw:
         def draw(axes: Axes) -> None:
             for row, (_, claim) in enumerate(rows):
-                assert claim.found is not None
-                spread, paper = claim.found.difference, claim.contest.paper
-                axes.hlines(-row - 0.14, spread.low, spread.high, color=SERIES[0], lw=2)
-                axes.plot([spread.mean], [-row - 0.14], color=SERIES[0], marker="o", ms=5, ls="none", label="ours")
-                hover(axes, [spread.mean], [-row - 0.14], [in_short(claim)])
+                assert claim.difference is not None
+                (mean, low, high, _), paper = claim.difference, claim.contest.paper
+                colour, label = (EARLIER, "ours, earlier") if claim.replaced else (SERIES[0], "ours")
+                axes.hlines(-row - 0.14, low, high, color=colour, lw=2)
+                axes.plot([mean], [-row - 0.14], color=colour, marker="o", ms=5, ls="none", label=label)
+                hover(axes, [mean], [-row - 0.14], [in_short(claim)])
                 if paper:
                     low, high = paper.interval()
                     axes.hlines(-row + 0.14, low, high, color=SERIES[1], lw=1)
@@ -122,7 +120,7 @@ def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
 
     groups: dict[str, list[tuple[str, Claim]]] = {}
     for name, claim in claims:
-        if claim.found and claim.found.difference.n > 2 and is_between_rivals(claim):
+        if claim.difference and not isnan(claim.difference.low) and is_between_rivals(claim):
             groups.setdefault(UNITS[claim.contest.unit], []).append((name, claim))
     panels = {heading: panel(rows) for heading, rows in groups.items()}
     title = "Differences with 95 % intervals, ours beside the paper's"
@@ -130,15 +128,14 @@ def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
 
 
 def is_between_rivals(claim: Claim) -> bool:
-    """Whether a claim is about ReBased and another kernel, or about text: the others have effects near 1."""
-    other = claim.what.partition(" than ")[2].partition(" (D =")[0]
-    return claim.contest.unit == "nats" or (other in KERNEL_ORDER and ": ReBased" in claim.what)
+    """Whether a claim compares ReBased with another kernel, or losses on text. Other effects are near 1."""
+    one, other = claim.contest.pair
+    return claim.contest.unit == "nats" or (one == "ReBased" and other in KERNEL_ORDER)
 
 
 def short(name: str, claim: Claim) -> str:
     """'ReBased − Based, T = 256'; of a figure with its name, because a table may have the same length."""
-    where, _, statement = claim.what.partition(": ")
-    first, other = statement.split(" ")[0], statement.partition(" than ")[2].partition(" (D =")[0]
-    where = where.partition(" with ")[0]
-    one, two = (other, first) if claim.contest.unit == "nats" else (first, other)
-    return f"{one} − {two}, {where}" + (f", {name}" if name.startswith("Figure") else "")
+    where = claim.what.partition(": ")[0].partition(" with ")[0]
+    one, two = reversed(claim.contest.pair) if claim.contest.unit == "nats" else claim.contest.pair
+    earlier = ", earlier" if claim.replaced else ""
+    return f"{one} − {two}, {where}{earlier}" + (f", {name}" if name.startswith("Figure") else "")

@@ -71,8 +71,8 @@ NO_PROBES = Probes((), (), "none", ())
 
 
 def choose(evidence: Evidence) -> Probes:
-    """The probes that depart least from the paper's protocol, the ablations with them. Without any of the paper's task
-    and models, those of another task: a stand-in."""
+    """The probes that depart least from the paper's protocol, with their ablations. If none has the paper's task and
+    models, probes of another task stand in for them."""
     papers = [
         pair
         for pair in evidence.probes
@@ -199,8 +199,8 @@ def live_heads(probes: Probes) -> str:
     unfair = any("differ between" in words for words in probes.departures)
     weak = ", and rates and stopping differ between the two" if unfair else ""
     return (
-        "The mean counts dead heads; over live heads (IoU > 0.05), looked at after the fact, ReBased and Based have "
-        f"{'; '.join(said)}{weak}."
+        "the mean counts dead heads: over live heads (IoU > 0.05), looked at after the fact, ReBased and Based have "
+        f"{'; '.join(said)}{weak}"
     )
 
 
@@ -224,7 +224,7 @@ def ahead(probes: Probes, exhibit: Exhibit) -> Iterator[Contest]:
         cells = [cell for name in (one, other) if (cell := probes.find(name, d_model))]
         ours, others = map(exhibit.measure, cells) if len(cells) == 2 else (None, None)
         what = f"D = {d_model}: {one} {exhibit.words} {other}"
-        contest = Contest(what, ours, others, margin=0.0, unit=exhibit.unit)
+        contest = Contest(what, ours, others, margin=0.0, unit=exhibit.unit, pair=(one, other))
         if exhibit.unit == "IoU":
             paper = Effect(TABLE_3[one].iou.mean - TABLE_3[other].iou.mean, 0, 1, 1, 1)
             contest = contest._replace(paper=paper, margin=IOU_MARGIN)

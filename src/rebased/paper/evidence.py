@@ -22,7 +22,6 @@ class Evidence:
     found: Collection
     probes: Sequence[tuple[str, Probe]]  # (name of the file, record of a probe on a synthetic task)
     precision: PrecisionTest
-    text_probes: Sequence[tuple[str, Probe]] = ()  # of language models
     shipped: bool = True  # the package's own records
     left_out: Sequence[str] = ()  # files that hold no probe, in words
 
@@ -66,5 +65,5 @@ def read_evidence(
                 left_out.append(f"{error}; left out.")
     if not found.runs and not found.lm_runs and not probes:
         raise ValueError(nothing_found(paths, found, "a run or a probe"))
-    tasks, texts = ([pair for pair in probes if pair[1]["kind"] == kind] for kind in ("task", "text"))
-    return Evidence(found, tasks, load_precision_test(PRECISION), texts, shipped, left_out)
+    tasks = [pair for pair in probes if pair[1]["kind"] == "task"]
+    return Evidence(found, tasks, load_precision_test(PRECISION), shipped, left_out)

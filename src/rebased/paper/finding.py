@@ -1,7 +1,7 @@
 """What was found about one table or figure: numbers, claims, protocol and pictures. The verdict follows from them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -11,7 +11,8 @@ from rebased.paper.verdict import ANSWERS, Claim, Number, Outcome, Protocol, Ver
 from rebased.report.tables import NONE, Table, number, p_text
 
 SPACE = "\u00a0"  # where a line must not end
-OUTCOMES: tuple[Outcome, ...] = ("agrees", "differs", "too wide to tell", "by construction", "one seed")
+OUTCOMES: tuple[Outcome, ...] = ("agrees", "differs", "too wide to tell")
+OUTCOMES += ("by construction", "did not learn", "one seed")
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,8 @@ class Finding:
     def sentence(self) -> str:
         """The verdict's reason: '10 claims: 1 holds, 9 not run; 3 of 48 cells measured: 1 agrees, 2 differs.'"""
         parts = []
-        if self.claims:
-            answers = tally([claim.answer for claim in self.claims], ANSWERS)
-            parts.append(f"{plural(len(self.claims), 'claim')}: {answers}")
+        if answers := [claim.answer for claim in self.claims if not claim.replaced]:
+            parts.append(f"{plural(len(answers), 'claim')}: {tally(answers, ANSWERS)}")
         if self.numbers:
             outcomes = [one.outcome for one in self.numbers if one.outcome != "not run"]
             said = f": {tally(outcomes, OUTCOMES)}" if outcomes else ""
@@ -50,7 +50,9 @@ class Finding:
         return f"{'Only a stand-in was run. ' if self.protocol == 'stand-in' else ''}{said[:1].upper()}{said[1:]}."
 
     def number_table(self) -> Table | None:
-        """The measured numbers beside the paper's; None if there is none."""
+        """The measured numbers beside the paper's; None if there is none. Counts that agree, and what follows from a
+        definition, are left out: the sentence says how many there are."""
+        left_out = ("not run", "by construction", "agrees" if self.unit == "count" else "")
         rows = [
             (
                 one.what,
@@ -61,14 +63,14 @@ class Finding:
                 one.outcome,
             )
             for one in self.numbers
-            if one.outcome != "not run"
+            if one.outcome not in left_out
         ]
         head = (self.unit, "paper", "ours", "difference", "width of its 90 % interval", "outcome")
         return Table(head, rows) if rows else None
 
-    def claim_table(self) -> Table | None:
-        """The measured claims with their tests; None if there is none."""
-        rows = [claim_row(claim) for claim in self.claims if claim.found]
+    def claim_table(self, without: Container[str] = ()) -> Table | None:
+        """The measured claims with their tests, `without` these statements; None if there is none."""
+        rows = [claim_row(claim) for claim in self.claims if claim.difference and claim.what not in without]
         return Table(CLAIM_HEAD, rows) if rows else None
 
     def to_record(self) -> dict[str, object]:
@@ -91,9 +93,9 @@ CLAIM_HEAD = (
     "claim of the paper",
     "paper",
     "ours (95 % interval)",
-    "Holm p",
-    "rate chosen on tested seeds",
-    "not paired",
+    "corrected p",
+    "p, rate chosen on tested seeds",
+    "p, not paired",
     "answer",
 )
 
@@ -101,29 +103,34 @@ CLAIM_HEAD = (
 def tally(found: Sequence[str], order: Sequence[str]) -> str:
     """'1 holds, 4 undecided', '2 hold': how often each word was found, in this order."""
     counts = Counter(found)
-    plurals = {"holds": "hold", "agrees": "agree", "differs": "differ"}
+    plurals = {"holds": "hold", "holds here": "hold here", "agrees": "agree", "differs": "differ"}
     words = ((counts[word], word if counts[word] == 1 else plurals.get(word, word)) for word in order)
     return ", ".join(f"{count} {word}" for count, word in words if count)
 
 
-def claim_row(claim: Claim) -> tuple[str, ...]:
-    """The cells of a measured claim: the paper's difference, ours with its interval, three p values, the answer."""
-    assert claim.found is not None
-    paper, spread = claim.contest.paper, claim.found.difference
-    interval = "" if isnan(spread.low) else f" ({spread.low:+.2f} to {spread.high:+.2f})"
-    cells = (f"{spread.mean:+.3f}{interval}", *map(p_text, (claim.found.t_holm, claim.selected, claim.unpaired)))
+def claim_row(claim: Claim, source: str = "") -> tuple[str, ...]:
+    """The cells of a measured claim, after its `source`: the paper's difference, ours, three p values, the answer."""
+    assert claim.difference is not None
+    mean, low, high, p = claim.difference
+    paper, interval = claim.contest.paper, "" if isnan(low) else f" ({low:+.3f} to {high:+.3f})"
+    cells = (f"{mean:+.3f}{interval}", *map(p_text, (p, claim.selected, claim.unpaired)))
     papers = number(paper.difference if paper else None, "+.3f")
-    return (claim.what, papers, *(cell.replace(" ", SPACE) for cell in cells), claim.answer)
+    answer = "; ".join(filter(None, (claim.answer, claim.note)))
+    what = f"{claim.what} ({claim.mark})" if claim.mark else claim.what
+    return (source + what, papers, *(cell.replace(" ", SPACE) for cell in cells), answer)
 
 
 def claim_record(claim: Claim) -> dict[str, object]:
     """A claim as JSON data."""
-    found, about = claim.found, {"what": claim.what, "unit": claim.contest.unit, "outcome": claim.answer}
-    if found is None:
-        return dict(about)
-    paper = claim.contest.paper.difference if claim.contest.paper else None
-    tests = {"p": found.t_p, "holm_p": found.t_holm, "selected_p": claim.selected, "unpaired_p": claim.unpaired}
-    return about | {"paper": paper, **found.difference._asdict(), "seeds": list(found.seeds), **tests}
+    about = {"what": claim.what, "unit": claim.contest.unit, "outcome": claim.answer, "replaced": claim.replaced}
+    about |= {"paper": claim.contest.paper.difference if claim.contest.paper else None}
+    if claim.planned:
+        return about | claim.planned._asdict()
+    if claim.found is None:
+        return about
+    tests = {"p": claim.found.t_p, "holm_p": claim.found.t_holm}
+    tests |= {"selected_p": claim.selected, "unpaired_p": claim.unpaired}
+    return about | claim.found.difference._asdict() | {"seeds": list(claim.found.seeds)} | tests
 
 
 def words_table(table: Table) -> str:

@@ -85,23 +85,24 @@ def grows(group: Group) -> Contest:
         return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())} or None
 
     short, long = LENGTHS
-    return Contest(f"ReBased leads Based by more at T = {long:,} than at T = {short}", lead(long), lead(short))
+    what = f"ReBased leads Based by more at T = {long:,} than at T = {short}"
+    return Contest(what, lead(long), lead(short))
 
 
 def at_random_rates(group: Group) -> Iterator[Contest]:
     """Figure 4: the claims that ReBased recalls more at a learning rate drawn at random, the mean over the rates that
     both models have. With one try all estimators of expected performance are this mean."""
     for seq_len, d_model, other in product(LENGTHS, TABLE_1_WIDTHS, OTHERS):
-        what = f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other} at a rate drawn at random"
+        what = f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other} at a random rate"
         places = (Place(model, seq_len, TABLE_1_PAIRS, d_model) for model in ("ReBased", other))
         cells = [group.cells[place] for place in places if place in group.cells]
         rates = [rate for rate in RATES if all(rate in cell.runs for cell in cells)]
         if len(cells) < 2 or len(rates) < 2:
-            yield Contest(what)
+            yield Contest(what, pair=("ReBased", other))
         else:
             held_out = all(run.held_out is not None for cell in cells for run in cell.all_runs)
             ours, theirs = (mean_over(cell, rates, held_out) for cell in cells)
-            yield Contest(what, ours, theirs)
+            yield Contest(what, ours, theirs, pair=("ReBased", other), learned=mqar.have_learned(cells))
 
 
 def mean_over(cell: Cell, rates: list[float], held_out: bool) -> dict[int, float]:

@@ -14,7 +14,7 @@ from rebased.paper.reference import PAPER, deviations, place_of
 from rebased.paper.values import KERNEL_ORDER, PRESETS, RATES, READINGS, SEEDS, Place
 from rebased.paper.verdict import Claim, Contest, Number, Protocol, hold_number
 from rebased.report.reference_values import ReferenceValue
-from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results
+from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results, has_learned
 from rebased.report.synthetic.comparisons import mean_by_seed
 from rebased.report.tables import NONE
 from rebased.runs.finished import Run
@@ -79,8 +79,8 @@ def finding(name: str, group: Group, numbers: Sequence[Number], claims: Sequence
 def groups_of(
     runs: Sequence[Run], wanted: Callable[[Place], bool], precision: PrecisionTest | None = None
 ) -> list[Group]:
-    """The groups of runs on the places that are `wanted`; the first departs least from the paper's protocol. A Mamba
-    that begins otherwise than the paper's is another experiment, and in none of them."""
+    """The runs on the `wanted` places, grouped by their departures from the paper's protocol, fewest first. Runs of
+    Mamba with its own initialization are another experiment and are left out."""
     by_settings: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         place = place_of(run) if run.status in COUNTED and is_papers_model(run) and not has_own_start(run) else None
@@ -159,7 +159,9 @@ def hold_cells(readings: Mapping[Place, ReferenceValue], group: Group) -> list[N
     numbers = []
     for place, reading in readings.items():
         ours = group.cells[place].test if place in group.cells else None
-        numbers.append(hold_number(f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}", reading, ours))
+        number = hold_number(f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}", reading, ours)
+        failed = number.outcome == "differs" and not have_learned([group.cells[place]])
+        numbers.append(number._replace(outcome="did not learn") if failed else number)
     return numbers
 
 
@@ -172,7 +174,7 @@ def over_widths(group: Group, seq_len: int, one: str, other: str) -> Contest:
         if (place.model, place.seq_len) == (one, seq_len) and (twin := place._replace(model=other)) in group.cells
     }
     if not both:
-        return Contest(what)
+        return Contest(what, pair=(one, other))
     sides = list(zip(*both.values(), strict=True))
     cells = [cell for side in sides for cell in side]
     held_out = all(cell.held_out for cell in cells)
@@ -180,7 +182,13 @@ def over_widths(group: Group, seq_len: int, one: str, other: str) -> Contest:
     chosen = any(len(cell.runs) > 1 for cell in cells)
     selected = tuple(mean_by_seed(side, held_out, selected=True) for side in sides) if chosen else None
     where = f"{what} (D = {', '.join(str(place.d_model) for place in both)})"
-    return Contest(where, ours, theirs, selected, papers_effect(list(both), other))  # type: ignore[arg-type]
+    paper, learned = papers_effect(list(both), other), have_learned(cells)
+    return Contest(where, ours, theirs, selected, paper, pair=(one, other), learned=learned)  # type: ignore[arg-type]
+
+
+def have_learned(cells: Iterable[Cell]) -> bool:
+    """True if some run of each cell learned, at whatever rate."""
+    return all(any(map(has_learned, cell.all_runs)) for cell in cells)
 
 
 def papers_effect(places: Sequence[Place], other: str) -> Effect | None:

@@ -6,7 +6,8 @@ from html import escape
 
 from rebased.config import plural
 from rebased.files import without_nan
-from rebased.paper.answers import forest, main_claims, sentences
+from rebased.paper.answered import PLANS, with_plans
+from rebased.paper.answers import FIRST, forest, main_claims, sentences
 from rebased.paper.attention import find_attention
 from rebased.paper.contents import EXPERIMENTS, TITLES, Experiment
 from rebased.paper.counts import find_counts
@@ -14,14 +15,14 @@ from rebased.paper.evidence import PLANNED, Evidence
 from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, tally, words_table
 from rebased.paper.gamma import find_gamma
 from rebased.paper.kernels import find_kernels
-from rebased.paper.not_in_paper import sections_not_in_paper
-from rebased.paper.planned import judge_folders, outcome_table
+from rebased.paper.planned import OUTCOME_HEAD, JudgedPlan, judge_folders, outcome_row
 from rebased.paper.recall import find_recall
 from rebased.paper.text import find_perplexity
 from rebased.paper.verdict import RULES, VERDICTS
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.prose import has_changes, warn_about_records
 from rebased.report.tables import Table
+from rebased.runs.finished import Run
 
 TITLE = "Does ReBased do what its paper says?"
 PAPER = (
@@ -29,10 +30,16 @@ PAPER = (
     "2024 (arXiv 2402.10644)."
 )
 PLOT = (
-    "Each row is a claim of the paper. Dots: our mean difference with its 95 % interval over seeds. Crosses: the "
-    "paper's, with an interval where it prints a spread. To the right of the dotted line the paper's claim is right."
+    "Each row is a claim of the paper. Dots: our mean difference with its 95 % interval; grey: earlier runs, which a "
+    "planned test has replaced. Crosses: the paper's, with an interval where it prints a spread. To the right of the "
+    "dotted line the paper's claim is right."
 )
-BRIEF = (0, 1, 2, 3, 6)  # columns of CLAIM_HEAD in the table that every reader sees
+PLANNED_TESTS = (
+    "Question, test and margin were written before the runs (results/NAME/plan.md). The records show this where each "
+    "commit that the runs name holds the plan. Other tests are marked: order not shown."
+)
+NOT_SHOWN = "the runs name a commit that does not hold the plan, so the records do not show that it came first"
+OTHER_TESTS = "Tests that belong to no table. Those marked as shown only decide nothing."
 
 
 class PaperPage:
@@ -49,10 +56,10 @@ class PaperPage:
             find_perplexity(evidence),
         ]
         by_name = {finding.name: finding for finding in found}
-        self.by_name = {name: by_name[name] for name in TITLES}
-        if not evidence.shipped:
-            check_relevant(self.findings, evidence)
         self.planned = judge_folders(PLANNED) if evidence.shipped else {}
+        self.by_name = {name: with_plans(by_name[name], self.planned) for name in TITLES}
+        if not evidence.shipped:
+            check_relevant(self.findings)
         ended = [run for run in self.runs if run.status != "unfinished"]
         found_once = replace(evidence.found, repeated=0) if evidence.shipped else evidence.found  # it is known of those
         self.warnings = [*warn_about_records(found_once, ended), *evidence.left_out]
@@ -76,11 +83,8 @@ class PaperPage:
     @property
     def provenance(self) -> str:
         """How many runs were made by code that no commit holds."""
-        changed = sum(map(has_changes, self.runs))
-        mark = f" ({changed} by code with changes that no commit holds)" if changed else ""
-        probes = len(self.evidence.probes) + len(self.evidence.text_probes)
         whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
-        return f"From {whose}: {plural(len(self.runs), 'run')}{mark}, {plural(probes, 'probe')}."
+        return f"From {whose}: {count_runs(self.runs)}, {plural(len(self.evidence.probes), 'probe')}."
 
     def marked(self, file: str) -> str:
         """The name of a file, with the number of its runs whose code no commit holds."""
@@ -90,7 +94,10 @@ class PaperPage:
 
     def to_record(self) -> dict[str, object]:
         """Everything as JSON data."""
-        planned = {name: [found.to_record() for found in outcomes] for name, outcomes in self.planned.items()}
+        planned = {
+            name: {"came_first": plan.came_first, "tests": [found.to_record() for found in plan.outcomes]}
+            for name, plan in self.planned.items()
+        }
         found = {"findings": [finding.to_record() for finding in self.findings], "planned": planned}
         return dict(without_nan({"answers": self.answers, "counts": self.counts, **found}))
 
@@ -107,18 +114,13 @@ class PaperPage:
         if (panels := forest(claims)) is not None:
             yield Section("Effects", figure(panels, PLOT))
         if claims:
-            rows = [claim_row(claim) for _, claim in claims]
-            named = [(f"{name}. {row[0]}", *row[1:]) for (name, _), row in zip(claims, rows, strict=True)]
-            brief = [tuple(row[i] for i in BRIEF) for row in named]
-            table = words_table(Table(tuple(CLAIM_HEAD[i] for i in BRIEF), brief))
-            more = details("Show p values with other choices", words_table(Table(CLAIM_HEAD, rows)))
-            yield Section("Claims, the most important first", table + more)
+            table = Table(CLAIM_HEAD, [claim_row(claim, f"{name}. ") for name, claim in claims])
+            yield Section("Claims, the most important first", words_table(table))
         yield Section("Verdicts", self._verdicts())
         if self.planned:
             yield Section("Planned tests", self._planned())
         for experiment in EXPERIMENTS:
             yield Section(experiment.title, self._experiment(experiment), experiment.key)
-        yield from sections_not_in_paper(self.evidence)
         if self.warnings:
             yield Section("Warnings", bullets(self.warnings))
         yield Section("How verdicts are made", bullets([*RULES, str(self.evidence.precision)]))
@@ -132,21 +134,38 @@ class PaperPage:
             html += f'<tr><th scope="row">{link}</th><td></td><td></td></tr>'
             for finding in (self.by_name[item.name] for item in experiment.items):
                 name = f"{escape(finding.name)}: {escape(TITLES[finding.name])}"
-                colour, verdict = finding.verdict.replace(" ", "-"), finding.verdict  # the word says it too
+                verdict = finding.verdict
+                colour = "partly" if verdict == "in small part" else verdict.replace(" ", "-")  # the word says it too
                 html += f'<tr><th scope="row">{name}</th><td><span class="verdict {colour}">{verdict}</span></td>'
-                html += f"<td>{escape(finding.sentence)}</td></tr>"
+                shared = self._shared(experiment, finding)
+                again = [shared[claim.what] for claim in finding.claims if claim.what in shared]
+                once = f" {len(again)} of them, those of {' and '.join(set(again))}, count once." if again else ""
+                html += f"<td>{escape(finding.sentence + once)}</td></tr>"
         head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "why"))
         table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{html}</tbody></table>'
         lead = "Tables and figures of one experiment are computed from the same runs: they are one result, not several."
         return f'{paragraphs(lead)}<div class="wide text">{table}</div>'
 
+    def _shared(self, experiment: Experiment, finding: Finding) -> dict[str, str]:
+        """The statements of a table or figure that an earlier one of the experiment makes too, each with its name."""
+        earlier = [self.by_name[item.name] for item in experiment.items]
+        return {claim.what: one.name for one in earlier[: earlier.index(finding)] for claim in one.claims}
+
     def _planned(self) -> str:
-        """The outcome of each plan."""
-        html = paragraphs("Question, test and margin were committed before these runs (results/NAME/plan.md).")
-        for name, outcomes in self.planned.items():
-            html += f"<h3>{escape(name)}</h3>{words_table(outcome_table(outcomes))}" if outcomes else ""
-        waiting = [name for name, outcomes in self.planned.items() if not outcomes]
-        return html + (paragraphs(f"Not run yet: {', '.join(waiting)}.") if waiting else "")
+        """Which plans there are, whether their runs came after them, and what was computed beside their tests."""
+        items, rows = [], []
+        for name, plan in self.planned.items():
+            if not is_tested(plan):
+                items.append(f"{name}: {runs_made(plan)}.")
+                continue
+            known = "the commits that the runs name hold the plan" if plan.came_first else NOT_SHOWN
+            about = PLANS.get(name)
+            where = f"tests of {about.table}" if about else "tests below"
+            items.append(f"{name}: {count_runs(plan.runs)}; {where}; {known}.")
+            others = [found for found in plan.outcomes if found.is_shown or about is None]
+            rows += [outcome_row(found, f"{name}. ") for found in others]
+        html = paragraphs(PLANNED_TESTS) + bullets(items)
+        return html + paragraphs(OTHER_TESTS) + words_table(Table(OUTCOME_HEAD, rows)) if rows else html
 
     def _experiment(self, experiment: Experiment) -> str:
         """What the paper says, departures once, tables and pictures, and the commands."""
@@ -162,18 +181,36 @@ class PaperPage:
         html += paragraphs(*facts) + "".join(finding.draw() for finding in findings)
         for finding in findings:
             tables = {finding.unit: finding.number_table()}
-            if finding.name not in ("Table 1", "Figure 1"):  # their claims stand at the top
-                tables["claim"] = finding.claim_table()
+            if finding.name not in FIRST:  # their claims stand at the top
+                tables["claim"] = finding.claim_table(without=self._shared(experiment, finding))
             for what, table in tables.items():
                 if table:
                     html += details(f"Show {finding.name}: {plural(len(table.rows), what)}", words_table(table))
         return html + commands(experiment.redo)
 
 
-def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
-    """ValueError if no record is of anything that the paper shows, or of a section that the paper does not have."""
-    shown = any(finding.remarks or (finding.protocol != "none" and finding.unit != "count") for finding in findings)
-    if not shown and not any(True for _ in sections_not_in_paper(evidence)):
+def count_runs(runs: Sequence[Run]) -> str:
+    """'5 runs (2 by code with changes that no commit holds)'"""
+    changed = sum(map(has_changes, runs))
+    return plural(len(runs), "run") + (f" ({changed} by code with changes that no commit holds)" if changed else "")
+
+
+def is_tested(plan: JudgedPlan) -> bool:
+    """Whether all runs of a plan are there."""
+    return bool(plan.outcomes) and all(found.answer != "incomplete" for found in plan.outcomes)
+
+
+def runs_made(plan: JudgedPlan) -> str:
+    """'85 of 100 runs made, tested when all are', of the plan's first test."""
+    if not plan.outcomes:
+        return "no run made"
+    first = plan.outcomes[0]
+    return f"{sum(first.n)} of {sum(first.test.wanted)} runs made, tested when all are"
+
+
+def check_relevant(findings: Sequence[Finding]) -> None:
+    """ValueError if no record is of anything that the paper shows."""
+    if not any(found.remarks or (found.protocol != "none" and found.unit != "count") for found in findings):
         raise ValueError(
             "none of these records has ended and is of an experiment of the paper (MQAR at its lengths and widths, "
             "ReBased as a language model, its probes); `rebased report` shows any runs"

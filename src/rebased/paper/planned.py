@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from rebased.analysis.paired import holm
-from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_p
+from rebased.analysis.paired import equals, holm
+from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_interval, permutation_p
 from rebased.config import Config
+from rebased.files import read_json
 from rebased.paper.evidence import Evidence, read_evidence
 from rebased.report.lm.models import is_finished, training_loss
 from rebased.report.probe.cells import live_mean, run_of
@@ -21,6 +22,8 @@ from rebased.report.synthetic.cells import COUNTED, has_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
 
+NO_INTERVAL = (nan, nan)
+CAME_FIRST = "came-first.json"  # in a folder of plans: by name, whether each commit that a run names holds the plan
 Answer = Literal["holds", "contradicted", "equal", "too wide to tell", "not shown", "incomplete"]
 
 
@@ -36,6 +39,11 @@ class PlannedTest(Config):
     strata: str | None = None  # the path of a setting: labels are permuted, and differences taken, within its values
     margin: float | None = None  # a difference below it does not matter; Fisher's test has none
 
+    @property
+    def wanted(self) -> tuple[int, int]:
+        """How many runs a and b need."""
+        return (self.runs, self.runs) if isinstance(self.runs, int) else self.runs
+
 
 class Plan(Config):
     """What a sweep is to decide."""
@@ -49,39 +57,83 @@ class Outcome(NamedTuple):
     """What the runs say about one test."""
 
     test: PlannedTest
-    counts: tuple[str, str]  # runs of a and b with a value; for Fisher's test those that began, of all
+    n: tuple[int, int]  # runs of a and b with a value
+    yes: tuple[int, int] | None  # those that began, for Fisher's test
     effect: Effect | None
+    interval: tuple[float, float]  # 95 %, of the same test as p before its correction; nan without a difference
     p: float  # corrected, if the plan corrects; nan if runs are missing
     answer: Answer
+    is_shown: bool = False  # beside the tests of the plan: it decides nothing
+
+    @property
+    def counts(self) -> tuple[str, str]:
+        """Runs of a and b, as words: '20'; '2 of 20', those that began; '17 of 20 runs', if some are missing."""
+        if self.answer == "incomplete":
+            return f"{self.n[0]} of {self.test.wanted[0]} runs", f"{self.n[1]} of {self.test.wanted[1]} runs"
+        if self.yes:
+            return f"{self.yes[0]} of {self.n[0]}", f"{self.yes[1]} of {self.n[1]}"
+        return str(self.n[0]), str(self.n[1])
 
     @property
     def words(self) -> str:
         """The difference with its 95 % interval, or the two counts."""
         if self.effect is None:
             return f"{self.counts[0]} against {self.counts[1]}"
-        low, high = self.effect.interval()
+        low, high = self.interval
         return f"{self.effect.difference:+.3f} ({low:+.3f} to {high:+.3f})"
+
+    @property
+    def fragile(self) -> str:
+        """A warning if permutations decide and Welch's test does not, which allows groups of unequal spread."""
+        if self.test.test != "permutation" or self.effect is None or not self.p < ALPHA <= self.effect.p:
+            return ""
+        return f"fragile: Welch's test has p {equals(self.effect.p)}"
 
     def to_record(self) -> dict[str, Any]:
         """The outcome as JSON data; p is None if runs are missing."""
-        p = None if isnan(self.p) else self.p
-        return {"test": self.test.name, "found": self.words, "p": p, "margin": self.test.margin, "answer": self.answer}
+        about = {"test": self.test.name, "shown_only": self.is_shown, "found": self.words, "margin": self.test.margin}
+        return about | {"p": None if isnan(self.p) else self.p, "answer": self.answer, "fragile": self.fragile}
+
+
+class JudgedPlan(NamedTuple):
+    """A plan's outcomes, and whether its runs can be shown to have come after it."""
+
+    outcomes: list[Outcome]  # none if there are no runs
+    runs: Sequence[Run] = ()
+    came_first: bool = False  # each commit that a run names holds the plan, with the same tests
+
+    @property
+    def mark(self) -> str:
+        """The word for its tests."""
+        return "planned" if self.came_first else "planned, order not shown"
 
 
 def read_plan(path: Path) -> Plan:
     """The plan in a Markdown file. ValueError if it has no block of YAML, or one that is no plan."""
-    block = re.search(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    if block is None:
+    tests = tests_in(path.read_text(encoding="utf-8"))
+    if tests is None:
         raise ValueError(f"{path} has no block of YAML; a plan states its tests in one")
-    return Plan.model_validate(yaml.safe_load(block[1]))
+    return Plan.model_validate(tests)
 
 
-def judge_folders(folder: Path) -> dict[str, list[Outcome]]:
-    """By the name of a plan, what the records beside it say; empty if there is none yet."""
-    found: dict[str, list[Outcome]] = {}
+def tests_in(text: str) -> Any:
+    """The block of YAML in a plan's text; None if there is none."""
+    block = re.search(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return yaml.safe_load(block[1]) if block else None
+
+
+def judge_folders(folder: Path) -> dict[str, JudgedPlan]:
+    """By the name of a plan, what the records beside it say."""
+    found: dict[str, JudgedPlan] = {}
+    first = read_json(folder / CAME_FIRST)
     for path in sorted(folder.glob("*/plan.md")):
-        others = [file for file in path.parent.iterdir() if file.suffix in (".gz", ".xz")]
-        found[path.parent.name] = judge_plan(read_plan(path), read_evidence(others)) if others else []
+        name, others = path.parent.name, [file for file in path.parent.iterdir() if file.suffix in (".gz", ".xz")]
+        if not others:
+            found[name] = JudgedPlan([])
+            continue
+        evidence = read_evidence(others)
+        runs = [*evidence.runs, *evidence.lm_runs]
+        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)))
     return found
 
 
@@ -91,33 +143,40 @@ def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
     if plan.correct == "holm":
         corrected = holm([outcome.p for outcome in found])
         found = [outcome._replace(p=p) for outcome, p in zip(found, corrected, strict=True)]
-    return [decide(outcome) for outcome in (*found, *(examine(test, evidence) for test in plan.shown))]
+    shown = [examine(test, evidence)._replace(is_shown=True) for test in plan.shown]
+    return [decide(outcome) for outcome in (*found, *shown)]
+
+
+OUTCOME_HEAD = ("test", "runs", "difference (95 % interval)", "p", "margin", "answer")
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per test."""
-    rows = []
-    for found in outcomes:
-        p, margin = f"{found.p:.3g}", f"{found.test.margin or NONE}"
-        rows.append((found.test.name, " and ".join(found.counts), found.words, p, margin, found.answer))
-    return Table(("test", "runs", "difference (95 % interval)", "p", "margin", "answer"), rows)
+    return Table(OUTCOME_HEAD, [outcome_row(found) for found in outcomes])
+
+
+def outcome_row(found: Outcome, source: str = "") -> tuple[str, ...]:
+    """The cells of a test, after its `source`."""
+    name = f"{source}{found.test.name}{' (shown only)' if found.is_shown else ''}"
+    answer = "; ".join(filter(None, (found.answer, found.fragile)))
+    return (name, " and ".join(found.counts), found.words, f"{found.p:.3g}", f"{found.test.margin or NONE}", answer)
 
 
 def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
     """The numbers of one test, with p as yet uncorrected."""
     (a, n_a), (b, n_b) = (groups(test, which, evidence) for which in (test.a, test.b))
-    wanted = (test.runs, test.runs) if isinstance(test.runs, int) else test.runs
-    if (n_a, n_b) != wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
-        return Outcome(test, (f"{n_a} of {wanted[0]} runs", f"{n_b} of {wanted[1]} runs"), None, nan, "incomplete")
+    if (n_a, n_b) != test.wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
+        return Outcome(test, (n_a, n_b), None, None, NO_INTERVAL, nan, "incomplete")
     if test.test == "fisher":
         yes_a, yes_b = (int(sum(map(sum, group.values()))) for group in (a, b))
         ahead: Answer = "holds" if yes_a * n_b > yes_b * n_a else "contradicted"
         p = fisher_p(yes_a, n_a, yes_b, n_b)
-        return Outcome(test, (f"{yes_a} of {n_a}", f"{yes_b} of {n_b}"), None, p, ahead)
+        return Outcome(test, (n_a, n_b), (yes_a, yes_b), None, NO_INTERVAL, p, ahead)
     found = effect(a, b)
-    p = permutation_p(a, b) if test.test == "permutation" else found.p
+    shuffled = test.test == "permutation"
+    interval, p = (permutation_interval(a, b), permutation_p(a, b)) if shuffled else (found.interval(), found.p)
     answer: Answer = "holds" if found.difference > 0 else "contradicted"
-    return Outcome(test, (str(found.n_a), str(found.n_b)), found, p, answer)
+    return Outcome(test, (found.n_a, found.n_b), None, found, interval, p, answer)
 
 
 def decide(outcome: Outcome) -> Outcome:

@@ -32,6 +32,10 @@ BETTER = (  # (model with the lower loss in the paper, the other, part of the to
 )
 COUNTS = {cell.model: cell.parameters for cell in TABLE_9}
 NO_MODELS = LanguageModels("test", {}, [])
+OVERFITTING = (
+    "A test loss above the training loss is overfitting. Differences between models on the test split then show how "
+    "they overfit, not only what they can learn."
+)
 MARGIN = 0.01  # nats per token: the paper's differences are 0.010 and 0.014 over all tokens
 
 
@@ -51,7 +55,7 @@ def find_perplexity(evidence: Evidence) -> Finding:
         departures=departures,
         draw=partial(levels, groups),
         headline=overfitting(chosen),
-        remarks=[chosen.overfitting] if chosen.overfitting else [],
+        remarks=[OVERFITTING] if chosen.overfitting else [],
         seeds=mqar.span([len(runs) for runs in chosen.models.values()]),
         sources=mqar.sources(chosen.runs),
     )
@@ -64,10 +68,10 @@ def overfitting(chosen: LanguageModels) -> str:
     )
     if not chosen.overfitting or not ours or not softmax:
         return ""
-    times = f" after {count:.1f} passes" if (count := passes(chosen.runs[0])) else ""
+    times = f"after {count:.1f} passes " if (count := passes(chosen.runs[0])) else ""
     return (
-        f"But in training the two have losses of {ours[0]:.2f} and {softmax[0]:.2f}, and of {ours[1]:.2f} and "
-        f"{softmax[1]:.2f} on the {chosen.split} split{times}: they overfit, and differ in how much."
+        f"{times}the two have training losses of {ours[0]:.2f} and {softmax[0]:.2f} and {chosen.split} losses of "
+        f"{ours[1]:.2f} and {softmax[1]:.2f}: they overfit, and differ in how much"
     )
 
 
@@ -90,8 +94,8 @@ def levels(groups: Sequence[LanguageModels]) -> str:
 
 
 def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
-    """Groups of ended runs that may stand side by side: first those with most of the paper's models, of these the ones
-    with two seeds or more, of these the ones that were trained on most tokens."""
+    """Groups of ended runs that can be compared, the best first: most of the paper's models, then two seeds or more,
+    then most training tokens."""
     by_tokens = grouped(filter(is_finished, runs), trained_on)
     groups = [group for alike in by_tokens.values() for group in group_language_models(alike, PAPER)]
     known = [group for group in groups if of_kind(group, "ReBased")]
@@ -173,5 +177,5 @@ def contests(chosen: LanguageModels) -> list[Contest]:
         column = list(PARTS).index(part)
         paper = Effect(log(TABLE_2[worse][column] / TABLE_2[better][column]), 0, 1, 1, 1)
         ours, others = sides if len(sides) == 2 else (None, None)
-        found.append(Contest(what, ours, others, paper=paper, margin=MARGIN, unit="nats"))
+        found.append(Contest(what, ours, others, None, paper, MARGIN, "nats", (better, worse)))
     return found

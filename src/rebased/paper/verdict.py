@@ -8,32 +8,51 @@ from rebased.analysis.paired import SIGNIFICANT, Comparison, compare_all
 from rebased.analysis.spread import Spread
 from rebased.analysis.unpaired import Effect, effect
 from rebased.report.reference_values import MARGIN, Agreement, ReferenceValue, agreement, difference_from
+from rebased.report.synthetic.cells import LEARNED
 
-Verdict = Literal["reproduced", "partly", "undecided", "not reproduced", "not run"]
+Verdict = Literal["reproduced", "partly", "in small part", "undecided", "not reproduced", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-Answer = Literal["holds", "contradicted", "equal", "undecided", "one seed", "not run"]
-Outcome = Agreement | Literal["by construction", "one seed", "not run"]
+Answer = Literal[
+    "holds",
+    "contradicted",
+    "equal",
+    "undecided",
+    "holds here",
+    "opposite here",
+    "did not learn",
+    "one seed",
+    "not run",
+]
+Outcome = Agreement | Literal["by construction", "did not learn", "one seed", "not run"]
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
-TESTED = ANSWERS[:4]
+HERE: dict[Answer, Answer] = {"holds": "holds here", "contradicted": "opposite here"}  # what a stand-in says
+TESTED = ANSWERS[:6]
 Protocol = Literal["paper", "departs", "stand-in", "none"]
 """How the records that were used were made: by the paper's protocol; in the paper's experiment, but with departures
 from its protocol; in another experiment (another text, task or size), which stands in for it; or there are none."""
 
 RULES = (
-    "A claim holds if our difference has the paper's sign and is significant: paired t test over seeds, p below "
-    f"{SIGNIFICANT:g} after Holm's correction over the claims of its table or figure. With the other sign it is "
-    "contradicted. It is equal if the difference is smaller than a margin by two one-sided tests. All else is "
-    "undecided.",
+    f"A claim holds if our difference has the paper's sign and p is below {SIGNIFICANT:g}: paired t test over seeds, "
+    "with Holm's correction over the claims of its table or figure. With the other sign it is contradicted. It is "
+    "equal if two one-sided tests put the difference within a margin. All else is undecided.",
+    "Intervals belong to the test of their row and are not corrected: one may exclude 0 where p decides nothing. "
+    "Permutations take two groups to be equally spread. Where Welch's test, which does not, decides nothing, the "
+    "answer is fragile.",
+    "A planned test takes the place of earlier claims about the same two models. These stand beside it, marked "
+    "earlier, and do not count.",
+    f"If no run of one of two models learned (accuracy {LEARNED:g} above guessing) at the rates tried, the answer is "
+    "did not learn: such runs cannot show that a mixer recalls less.",
+    "A stand-in (another text, other sizes) is not judged. It says what holds here, and where the opposite does.",
     f"The margin is {MARGIN:g} for accuracies, 0.016 for IoU and 0.01 nats for losses; the last two are as large as "
     "the paper's differences.",
-    "The learning rate of a seed is chosen on the other seeds, and accuracy is measured on a held-out split.",
-    "The paired test was planned. Runs of one seed part early, so pairing may gain nothing; the test without it is "
-    "shown beside.",
+    "The learning rate of a seed is chosen on the other seeds, and accuracy is measured on a held-out split. Paired "
+    "tests were chosen before the runs; runs of one seed part early, so p without pairs stands beside.",
     "A number agrees if the 90 % interval of its difference from the paper's lies within the margin, and differs if "
     "the 95 % interval excludes 0. Else the interval is too wide to tell.",
-    "A verdict rests on claims; on numbers only where a table or figure makes no claim. What follows from a definition "
-    "or is an initial value does not count. Reproduced: every claim holds, by the paper's protocol. Partly: at least "
-    "one holds. Not reproduced: some are contradicted and none holds. Undecided: neither.",
+    "A verdict follows the share of all claims that hold; of numbers that agree only where a table or figure makes no "
+    "claim. What follows from a definition or is an initial value does not count. Reproduced: all, by the paper's "
+    "protocol. Partly: at least half. In small part: fewer. Not reproduced: more are contradicted than hold. "
+    "Undecided: neither.",
 )
 
 
@@ -47,6 +66,17 @@ class Contest(NamedTuple):
     paper: Effect | None = None  # the paper's difference
     margin: float = MARGIN
     unit: str = "accuracy"
+    pair: tuple[str, str] = ("", "")  # the model that the paper puts first, and the other
+    learned: bool = True  # False if no run of one of the two models learned
+
+
+class Difference(NamedTuple):
+    """A difference with its 95 % interval, which is nan for few seeds, and its corrected p."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
 
 
 class Claim(NamedTuple):
@@ -57,6 +87,18 @@ class Claim(NamedTuple):
     unpaired: float = nan  # p without pairs, not corrected
     selected: float = nan  # Holm p if rates are chosen on the tested seeds; nan if nothing is chosen
     answer: Answer = "not run"
+    planned: Difference | None = None  # of a planned test, which is not paired
+    replaced: bool = False  # a planned test answers it: it is shown and does not count
+    mark: str = ""  # after the statement: "planned", or "earlier" if it is replaced
+    note: str = ""  # what limits the answer
+
+    @property
+    def difference(self) -> Difference | None:
+        """What was measured; None if nothing was."""
+        if self.found is None:
+            return self.planned
+        spread = self.found.difference
+        return Difference(spread.mean, spread.low, spread.high, self.found.t_holm)
 
     @property
     def what(self) -> str:
@@ -81,22 +123,15 @@ def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol
     if protocol in ("stand-in", "none"):
         return "not run"
     outcomes = [number.outcome for number in numbers if number.outcome != "by construction"]
-    measured = [outcome for outcome in outcomes if outcome not in ("one seed", "not run")]
-    answers = [claim.answer for claim in claims]
-    if claims:
-        if not any(answer in TESTED for answer in answers):
-            return "not run"
-        if protocol == "paper" and set(answers) == {"holds"} and "differs" not in outcomes:
-            return "reproduced"
-        return "partly" if "holds" in answers else "not reproduced" if "contradicted" in answers else "undecided"
-    if not measured:
+    found = [claim.answer for claim in claims if not claim.replaced] or outcomes
+    if not set(found) - {"one seed", "not run"}:
         return "not run"
-    agreeing, differing = measured.count("agrees"), measured.count("differs")
-    if protocol == "paper" and agreeing == len(outcomes):
+    yes, no = (sum(word in words for word in found) for words in (("holds", "agrees"), ("contradicted", "differs")))
+    if protocol == "paper" and yes == len(found) and "differs" not in outcomes:
         return "reproduced"
-    if 2 * agreeing >= len(measured):
-        return "partly"
-    return "not reproduced" if 2 * differing > len(measured) else "undecided"
+    if no > yes:
+        return "not reproduced"
+    return "undecided" if not yes else "partly" if 2 * yes >= len(found) else "in small part"
 
 
 def hold_number(what: str, paper: ReferenceValue, ours: Spread | None, *, given: bool = False) -> Number:
@@ -123,17 +158,19 @@ def hold_claims(contests: Iterable[Contest]) -> list[Claim]:
         contest, (ours, others) = claims[n].contest, pairs[n]
         apart = effect({0: list(ours.values())}, {0: list(others.values())})
         selected = other.t_holm if contest.selected else nan
-        claims[n] = Claim(contest, one, apart.p, selected, answer_of(one, contest.margin))
+        claims[n] = Claim(contest, one, apart.p, selected, answer_of(one, contest))
     return claims
 
 
-def answer_of(found: Comparison, margin: float) -> Answer:
+def answer_of(found: Comparison, contest: Contest) -> Answer:
     """The answer to a claim from a comparison of (what the paper finds greater) - (the other)."""
+    if not contest.learned:
+        return "did not learn"
     if found.difference.n < 2:
         return "one seed"
     if found.t_holm < SIGNIFICANT:
         return "holds" if found.difference.mean > 0 else "contradicted"
-    return "equal" if is_within(found.difference, margin) else "undecided"
+    return "equal" if is_within(found.difference, contest.margin) else "undecided"
 
 
 def is_within(found: Spread, margin: float) -> bool:

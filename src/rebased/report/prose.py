@@ -53,8 +53,8 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     digests = [(run.digest, run.digest_of_settings) for run in (*ended, *found.others)]
     if changed := [digest for digest, own in digests if own not in (None, digest)]:
         yield (
-            f"{plural(len(changed), 'record')} with settings that are not those that the digest names, perhaps changed "
-            f"by hand: {shortened(sorted(set(changed)))}."
+            f"{plural(len(changed), 'record')} whose settings have another digest; perhaps somebody changed them by "
+            f"hand: {shortened(sorted(set(changed)))}."
         )
     if unknown := [digest for digest, own in digests if own is None]:
         yield (

@@ -20,14 +20,14 @@ SCORES = ("test", "valid", "accuracy")  # of an end line: what a run was found t
 
 
 class Repeat(NamedTuple):
-    """A run and further records of it, each of which ended."""
+    """A run with several records. All have ended."""
 
-    counted: Run  # the one that results are computed from
+    counted: Run  # results are computed from this one
     others: Sequence[Run]
 
     @property
     def differing(self) -> list[Run]:
-        """The other records whose results are not those of the one that counts."""
+        """The other records with other results."""
         return [run for run in self.others if outcome(run) != outcome(self.counted)]
 
 

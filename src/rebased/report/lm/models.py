@@ -259,7 +259,7 @@ def measured(run: Run, split: str) -> dict[str, Any]:
 
 
 def perplexity_by_distance(run: Run, split: str) -> dict[Distance, float]:
-    """Perplexity of AR tokens by distance, nearest first; empty if the record has none, or none that a run can have."""
+    """Perplexity of AR tokens by distance, nearest first. Empty if the record has none, or impossible numbers."""
     found = measured(run, split).get("by_distance")
     if not is_by_distance(found):
         return {}

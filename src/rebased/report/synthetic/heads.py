@@ -1,11 +1,9 @@
-"""Accuracy by number of heads, and which number gives the reference values: papers often do not state it."""
+"""The cells of models that were run with several numbers of heads: papers often do not state it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rebased.analysis.spread import Spread
 from rebased.config import grouped
-from rebased.report.reference_values import ReferenceValue
 from rebased.report.synthetic.cells import Cell, Results, order_of
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
@@ -27,20 +25,3 @@ def heads_of(model: Mapping[str, Any]) -> int | None:
     """The number of heads of the last mixer that has heads: the compared one. None without such a mixer."""
     counts = [mixer["n_heads"] for mixer in model["mixers"] if "n_heads" in mixer]
     return counts[-1] if counts else None
-
-
-def name_of_values(places: HeadsByPlace) -> str:
-    """The name of the reference values; empty if there are none."""
-    return next(cell.known.name for cells in places.values() for _, cell in cells)
-
-
-def beside_values(places: HeadsByPlace) -> dict[int, list[tuple[Spread, ReferenceValue]]]:
-    """By number of heads: our accuracy and the reference value of the models that were run with every number."""
-    numbers = sorted({heads for cells in places.values() for heads, _ in cells})
-    found: dict[int, list[tuple[Spread, ReferenceValue]]] = {}
-    for cells in places.values():
-        for alike in grouped(cells, lambda pair: pair[1].model.kind).values():
-            known = {heads: (cell.test, value) for heads, cell in alike if (value := cell.reference_value)}
-            for heads in numbers if len(known) == len(numbers) else ():
-                found.setdefault(heads, []).append(known[heads])
-    return found

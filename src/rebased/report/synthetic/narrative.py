@@ -19,7 +19,6 @@ from rebased.report.synthetic.confounds import (
     training_confounds,
     warn_about_short_training,
 )
-from rebased.report.synthetic.heads import HeadsByPlace, beside_values, name_of_values
 from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -174,27 +173,6 @@ def notes_on_table(family: Family) -> Iterator[str]:
             "The epoch was chosen on the test split itself, as in the paper, so these accuracies are selected for "
             "being high. Runs with task.held_out are compared on the held-out split instead."
         )
-
-
-def heads_verdict(places: HeadsByPlace) -> str:
-    """The number of heads whose accuracies are nearest to the reference values; empty if there are none at all."""
-    name, found = name_of_values(places), beside_values(places)
-    if not name:
-        return ""
-    if not found:
-        return f"The {name} has no value for any model that was run with every number of heads."
-    distances = {heads: fmean(abs(a.mean - b.mean) for a, b in pairs) for heads, pairs in found.items()}
-    nearest = min(distances, key=lambda heads: distances[heads])
-    agree = {heads: [agreement(*pair) == "agrees" for pair in pairs] for heads, pairs in found.items()}
-    listed = "; ".join(
-        f"{plural(heads, 'head')} {distance:.3f}, {sum(agree[heads])} of {len(agree[heads])}"
-        for heads, distance in distances.items()
-    )
-    return (
-        f"Nearest to the {name} on average: {plural(nearest, 'head')}. Mean distance from the {name}'s values, and "
-        f"cells that agree with them: {listed}. This ranks numbers and is no test: the nearest was picked by them, and "
-        "the cells are not independent."
-    )
 
 
 def without_state(results: Results) -> str:

@@ -135,8 +135,7 @@ class SyntheticReport:
                 numbers = details("Show the numbers", html[kind])
                 yield Section(f"Accuracy {words}", drawn[kind.replace("_", "-")] + numbers)
         if self.by_heads:
-            verdict = paragraphs(narrative.heads_verdict(self.by_heads))
-            yield Section("Accuracy by number of heads", verdict + drawn["by-heads"] + html["heads"])
+            yield Section("Accuracy by number of heads", drawn["by-heads"] + html["heads"])
         chosen = ""
         if any(len(cell.runs) > 1 for cell in results.cells):
             table = details("Show how each rate was chosen", choices.choice_table(results).to_html())

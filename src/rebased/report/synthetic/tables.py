@@ -8,7 +8,7 @@ from rebased.analysis.selection import expected_validation_performance
 from rebased.config import grouped
 from rebased.report.comparisons import BRIEF, PAIRS, TESTS, Contrast, pair_cells, result_cells
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
-from rebased.report.synthetic.heads import HeadsByPlace, name_of_values
+from rebased.report.synthetic.heads import HeadsByPlace
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names
@@ -164,7 +164,7 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
 
 def heads_table(places: HeadsByPlace) -> Table:
     """One row per model and number of heads, with the reference value."""
-    name = name_of_values(places)
+    name = next(cell.known.name for cells in places.values() for _, cell in cells)
     rows = []
     for heads, cell in (pair for cells in places.values() for pair in cells):
         value = cell.reference_value
