@@ -141,6 +141,12 @@ def check_added_later(cls: type[Config]) -> None:
             raise ValueError(f"{cls.__name__}.{key} was added later, so it needs a default: old records lack it")
 
 
+def added_defaults(cls: Any) -> dict[str, Any]:
+    """The defaults of the fields that were added later to a config class; {} for any other type."""
+    keys = cls.added_later if isinstance(cls, type) and issubclass(cls, Config) else ()
+    return {key: cls.model_fields[key].get_default(call_default_factory=True) for key in keys}
+
+
 def _drop_added_defaults(config: Any, tree: Any) -> None:
     """Remove from `tree`, the dump of `config`, each field that was added later and has its default."""
     if isinstance(config, Config):

@@ -181,7 +181,7 @@ def test_prompts_nested_too_deep_are_an_error(capsys: pytest.CaptureFixture[str]
 
 def test_a_report_needs_no_histograms() -> None:
     """As in compact records. One that lacked its counts ended the report."""
-    records = Path(rebased.__file__).parent / "paper" / "records" / "extrapolation-d64.jsonl.gz"
+    records = Path(rebased.__file__).parent / "paper" / "records" / "figure1-t256.jsonl.gz"
     with pytest.raises(SystemExit) as left:
         main(["report", str(records), "-o", "page.html"])
     assert not left.value.code

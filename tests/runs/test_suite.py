@@ -62,6 +62,7 @@ def test_rates_are_chosen_and_scored_on_splits_and_seeds_that_the_record_names()
     [
         (("suite", "protocol"), "0123456789ab", "another protocol"),
         (("train", "epochs"), 64, "not those of the protocol"),
+        (("train", "decay"), "matrices", "not those of the protocol"),
         (("task", "vocab_size"), 64, "not those of the protocol"),
         (("train", "protocol"), "paper", "not those of the protocol"),
         (("train", "lr"), 0.5, "a rate or a seed"),
@@ -80,6 +81,15 @@ def test_the_device_is_not_part_of_the_protocol() -> None:
     (config, *_) = suite.configs("small", "ReBased", suite.mixers["ReBased"], "cuda")
     assert config.train.device == "cuda"
     assert suite.why_not(fake_run_of(config, 0.5, 0.4)) is None
+
+
+def test_a_record_that_lacks_a_later_setting_is_of_the_protocol() -> None:
+    """Shipped results lost their place when `train.decay` was added."""
+    suite = small_suite()
+    run = fake_run_of(suite.configs("small", "ReBased", suite.mixers["ReBased"])[0], 0.5, 0.4)
+    del run.lines[0]["config"]["train"]["decay"]
+    assert suite.why_not(run) is None
+    assert run.settings["train"]["decay"] == "all"
 
 
 def test_a_seed_that_chooses_is_not_scored() -> None:

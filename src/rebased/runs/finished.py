@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from rebased.config import added_defaults
 from rebased.mixers import can_extend
 from rebased.models import LMConfig, shape_of
 from rebased.runs.configs import parse_run, run_kind
@@ -32,15 +33,18 @@ class Run:
         """The config of a run on a synthetic task. Raises ValueError if this code does not know its settings."""
         return SyntheticRunConfig.model_validate(self.lines[0]["config"])
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
-        """The config as the record has it. It may have been written by other code or name a user's own mixers."""
-        return self.lines[0]["config"]
+        """The config as the record has it, with the defaults of fields that were added to a section later. It may have
+        been written by other code or name a user's own mixers."""
+        config: dict[str, Any] = self.lines[0]["config"]
+        added = {name: added_defaults(field.annotation) for name, field in self.kind.model_fields.items()}
+        return {key: added.get(key, {}) | part if isinstance(part, dict) else part for key, part in config.items()}
 
     @property
     def kind(self) -> type[RunConfig]:
         """Its kind: a run on a synthetic task, or on text."""
-        return run_kind(self.settings)
+        return run_kind(self.lines[0]["config"])
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
@@ -100,7 +104,7 @@ class Run:
     def digest_of_settings(self) -> str | None:
         """The digest of the settings in the record, which should be its own; None if this code does not know them."""
         try:
-            return parse_run(self.settings).digest()
+            return parse_run(self.lines[0]["config"]).digest()
         except ValueError:
             return None
 

@@ -33,10 +33,9 @@ def _below_one(betas: tuple[float, float]) -> tuple[float, float]:
 
 
 Betas = Annotated[tuple[float, float], AfterValidator(_below_one)]
-
+"""Decay rates of AdamW's two moments."""
 Decay = Literal["matrices", "all"]
 DECAY = "what decays: weights with two or more axes, or all, with norms, biases and the parameters of gates"
-"""Decay rates of AdamW's two moments."""
 
 
 class RunConfig(Config):
