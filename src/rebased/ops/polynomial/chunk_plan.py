@@ -13,7 +13,7 @@ from rebased.ops.threads import run_on_threads
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
 PASSES = 32  # multiply-adds a matmul does in the time of the element-wise passes over one pair or one feature
-STATE_COST = 1.5  # a multiply-add with a state beside one of two tokens
+STATE_COST = 1.75  # a multiply-add with a state beside one of two tokens: many are in fp64
 CPU_WORDS = 2**22  # numbers that a pass works on at once: fewer are more calls of torch, more leave the caches
 ACCELERATOR_WORDS = 2**28
 THREADED = 2**24  # multiply-adds from which a pass runs on several threads: about a millisecond
@@ -58,7 +58,7 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
 
     A pair costs K + W, and the readers of a tile see (chunk + tile) / 2 writers on average. To read the state and to
     write it cost F W each, in all chunks but the first and the last. The sum is monotone in the number of chunks, so
-    the best chunk is one tile or all tokens. All tokens are best up to T = 700 at K = 16, and T = 28,000 at K = 128.
+    the best chunk is one tile or all tokens. All tokens are best up to T = 850 at K = 16, and T = 32,000 at K = 128.
     """
     tile = min(TILE, T)
 

@@ -109,20 +109,19 @@ def sums(
     state: Tensor | None,
     take: Callable[[At, Tensor], None],
     *,
-    state_dtype: torch.dtype,
     want_state: bool = False,
 ) -> Tensor | None:
     """Calls take(at, sums) for every group: sum over j <= i of sim(q_i, k_j) v'_j and what the state adds, [m, L, V+1].
 
     q, k [B, T, H, K]; v [B, T, H, V]; a state [B, H, F, V+1]. `put` writes what becomes of the sums to a tensor.
-    The sums over earlier chunks are kept in state_dtype. Returns the state after the tokens, None if it is not wanted.
+    Returns the state after the tokens, None if it is not wanted.
     """
     plan = plan_pass(q, v, kernel.coefficients, reads_first=state is not None, writes_last=want_state)
     dtype = accumulate_dtype(v.dtype)
     after = _empty_state(kernel, q, v) if want_state else None
 
     def pass_over(b: slice, h: slice) -> None:
-        past = RunningState(kernel, q.shape[3], None if state is None else state[b, h], state_dtype, plan.tile)
+        past = RunningState(kernel, q.shape[3], None if state is None else state[b, h], _wide(v), plan.tile)
         for first, last, L in plan.groups:
             at = b, slice(first, last), h
             x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
@@ -153,13 +152,10 @@ def gradients(
     state: Tensor | None,
     d_after: Tensor | None,
     needed: tuple[bool, ...],
-    *,
-    state_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the state, of those that are needed, from those of the sums and of the state after.
 
-    g(at, L) is the gradient of the sums of a group, [m, L, V+1]. For dv the sums over later chunks are kept in
-    state_dtype.
+    g(at, L) is the gradient of the sums of a group, [m, L, V+1].
 
         dq_i = sum over j <= i of (g_i . v'_j) d sim(q_i, k_j) / dq_i
         dk_j = sum over i >= j of (g_i . v'_j) d sim(q_i, k_j) / dk_j      dv_j = sum over i >= j of sim(q_i, k_j) g_i
@@ -210,8 +206,8 @@ def gradients(
                 put(dv[at], du)
 
     def go_back(b: slice, h: slice) -> None:
-        start = None if d_after is None else d_after[b, h]
-        later = RunningState(kernel, q.shape[3], start, state_dtype if need_v else dtype, plan.tile, reverse=True)
+        start, state_dtype = None if d_after is None else d_after[b, h], _wide(v) if need_v else dtype
+        later = RunningState(kernel, q.shape[3], start, state_dtype, plan.tile, reverse=True)
         for first, last, L in plan.groups[::-1]:
             at = b, slice(first, last), h
             x, y = (features_first(a[at], L, dtype) for a in (q, k))
@@ -244,6 +240,15 @@ def _multiply(a: Tensor, b: Tensor, target: Tensor, *, add: bool = False) -> Non
         torch.bmm(a, b, out=target)
     else:
         target.copy_(torch.bmm(a, b))
+
+
+def _wide(v: Tensor) -> torch.dtype:
+    """The dtype of a state that sums are read from.
+
+    The product of features and state cancels, and o is divided by such a sum. fp64 keeps o and dv right if one key is
+    thousands of times larger than the others. dq and dk do not need it.
+    """
+    return torch.float64 if v.device.type != "mps" else accumulate_dtype(v.dtype)
 
 
 def _empty_state(kernel: Kernel, q: Tensor, v: Tensor) -> Tensor:
