@@ -32,6 +32,7 @@ from rebased.ops import (
     advance_slots_,
     best_tokens,
     delta_attention_extend,
+    delta_attention_extend_,
     embed,
     embed_step,
     gated_conv_step_,
@@ -296,6 +297,31 @@ def step_polynomial(call: OperatorCall, draw: Draw) -> Run:
     return run
 
 
+def step_delta(call: OperatorCall, draw: Draw) -> Run:
+    rows, H, K, V, degree = call.sizes
+    rule: Any = {"degree": degree, "centred": "centred" in call.options, "normalise": "unit" not in call.options}
+    for name, width in (("q", K), ("k", K), ("v", V)):
+        draw(name, rows, 1, H, width)
+    if "unit" in call.options:
+        for name in "qk":
+            draw.made[name] = functional.normalize(draw.made[name].float(), dim=-1).to(draw.dtype)
+    if "sum" not in call.options:
+        draw.made["beta"] = draw.guarded(2 * torch.rand(rows, 1, H).to(draw.device, draw.dtype))
+    if "head" in call.options or "channel" in call.options:
+        shape = (rows, 1, H, *([K] if "channel" in call.options else []))
+        draw.made["log_decay"] = draw.guarded(-torch.rand(shape).to(draw.device))
+    state = init_delta_state(rows, H, K, V, degree=rule["degree"], centred=rule["centred"])
+    draw("state", *state.shape, dtype=torch.float32)
+
+    def run(x: Inputs) -> Inputs:
+        given, after = {"beta": None, **x}, x["state"].clone()
+        o, new = delta_attention_extend(**given, **rule)  # type: ignore[arg-type]
+        o_ = delta_attention_extend_(**given | {"state": after}, **rule)  # type: ignore[arg-type]
+        return {"o": o, "new": new, "o_": o_, "after": after}
+
+    return run
+
+
 def step_tokens(call: OperatorCall, draw: Draw) -> Run:
     rows, D, vocab = call.sizes
     draw("table", vocab, D)
@@ -335,6 +361,7 @@ OPERATORS: dict[str, Callable[[OperatorCall, Draw], Run]] = {
         step_mlp,
         step_convolution,
         step_polynomial,
+        step_delta,
         step_tokens,
     )
 }
@@ -412,6 +439,14 @@ def sweep() -> Iterator[OperatorCall]:
         yield OperatorCall("step_polynomial", next(turn_exact), (2, H, K, V), ("layer", *low))
     for a, kind in product(exact, ("layer", "rms")):
         yield OperatorCall("step_polynomial", a, (2, 3, 16, 64), (kind, "gated"))
+    rules = ((2, ()), (2, ("head",)), (2, ("centred",)), (2, ("sum", "head")), (2, ("sum", "centred")), (1, ()))
+    rules += ((1, ("head",)), (1, ("channel",)), (1, ("sum", "channel")), (1, ("sum", "head", "unit")), (2, ("unit",)))
+    for a, (degree, options) in product(exact, rules):
+        yield OperatorCall("step_delta", a, (2, 3, 16, 20, degree), options)
+    for (K, degree), V in product(
+        ((1, 1), (5, 2), (16, 2), (24, 2), (40, 1), (64, 1), (100, 1), (128, 1)), (1, 5, 16, 24, 32, 50, 64, 128, 200)
+    ):
+        yield OperatorCall("step_delta", next(turn_exact), (2, 3, K, V, degree), ("head",))
     for a, D in product(exact, (5, 64, 300, 1000, 3000)):
         yield OperatorCall("step_tokens", a, (3, D, 29), ("positions",) if D % 3 else ())
     for rows, vocab in ((1, 5000), (2, 20_000), (5, 40_000), (70, 29), (300, 29)):

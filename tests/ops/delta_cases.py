@@ -37,6 +37,30 @@ def delta_inputs(
     return given | {"state": torch.randn_like(state).to(device)}
 
 
+def step_inputs(
+    B: int,
+    H: int,
+    K: int,
+    V: int,
+    *,
+    degree: Any,
+    centred: bool = False,
+    beta: bool = True,
+    gate: str = "none",
+    normalise: bool = True,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of one token after others, and the rule. gate: none, head or channel."""
+    q, k, v = (torch.randn(B, 1, H, width).to(device, dtype) for width in (K, K, V))
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "beta": 2 * torch.rand(B, 1, H).to(device) if beta else None}
+    if gate != "none":
+        given["log_decay"] = -torch.rand(B, 1, H, *((K,) if gate == "channel" else ())).to(device)
+    state = init_delta_state(B, H, K, V, degree=degree, centred=centred)
+    given["state"] = torch.randn_like(state).to(device)
+    return given, {"degree": degree, "centred": centred, "normalise": normalise}
+
+
 def recall_inputs(B: int, T: int, H: int, K: int, V: int, dtype: torch.dtype, device: str = "cpu") -> Inputs:
     """What a recall task gives to the rule of degree 2, with the gradient `do` of its outputs.
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ops.builds import BUILDS
-from ops.delta_cases import Inputs, assert_matches, delta_inputs, recall_inputs
+from ops.delta_cases import Inputs, assert_matches, delta_inputs, recall_inputs, step_inputs
 from rebased.kernels.machine_code import compile_launch, read_resources
-from rebased.ops import delta_attention, use_backend
+from rebased.ops import delta_attention, delta_attention_extend, delta_attention_extend_, use_backend
 from rebased.ops.comparison import Errors, plain_torch
 from tolerances import assert_small_error
 
@@ -19,19 +19,21 @@ pytest.importorskip("triton")
 from kernels.classes import recorded_launches
 from kernels.compile_classes import SHARED_MEMORY
 
-KERNELS = ["prepare", "states", "outputs", "local", "grad_states", "gradients"]
+KERNELS = ["prepare", "states", "outputs", "local", "grad_states", "gradients", "decode"]
 
 
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype) -> None:
     given = delta_inputs(1, 70, 2, 16, 64, 2, dtype=dtype)
     del given["state"]
+    step, rule = step_inputs(1, 2, 16, 64, degree=2, gate="head", dtype=dtype)
     with (
         recorded_launches(run=False) as found,
         patch("rebased.ops.backend.triton_interpreted", lambda: True),
         use_backend("triton"),
     ):
         delta_attention(**{name: x.requires_grad_() for name, x in given.items()}, degree=2).sum().backward()
+        delta_attention_extend(**step, **rule)
     assert [launch.kernel.__name__.removesuffix("_kernel") for launch, _ in found] == KERNELS
     for launch, args in found:
         options = {name: x for name, x in launch.constants.items() if name.startswith("num_")}
@@ -181,3 +183,16 @@ def test_compiles_and_is_captured_in_a_graph() -> None:
         o = delta_attention(**given, degree=2)
     graph.replay()
     assert_small_error([compiled, o], [expected, expected], ["compiled", "replayed"], torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("gate", ["none", "head", "channel"])
+def test_a_step_on_a_gpu(dtype: torch.dtype, gate: str) -> None:
+    degree = 1 if gate == "channel" else 2
+    given, rule = step_inputs(40, 3, 16, 64, degree=degree, gate=gate, dtype=dtype, device="cuda")
+    want = delta_attention_extend(**{name: x.double() for name, x in given.items()}, **rule, backend="reference")
+    state = given["state"].clone()
+    got = delta_attention_extend(**given, **rule, backend="triton")
+    again = delta_attention_extend_(**given | {"state": state}, **rule, backend="triton")
+    assert_small_error([*got, again, state], [*want, *want], ["o", "after", "o_", "after_"], dtype)

@@ -19,6 +19,7 @@ from rebased.ops import (
     advance_slots_,
     best_tokens,
     delta_attention,
+    delta_attention_extend_,
     delta_coefficients,
     embed,
     embed_step,
@@ -225,6 +226,7 @@ def _other_operators(dtype: torch.dtype, T: int) -> Iterator[Case]:
     for gate in (False, True):
         yield _delta(dtype, 2, 16, 64, T, gate)
         yield _delta(dtype, 1, 32, 64, T, gate)
+        yield _delta_step(dtype, 2, 16, 64, gate)
     yield _linear_step(dtype, 1, 256, 512)
     yield _linear_step(dtype, 16, 256, 512)
     yield _mlp_step(dtype, 256)
@@ -353,6 +355,23 @@ def _delta(dtype: torch.dtype, degree: Any, K: int, V: int, T: int, gate: bool) 
     name = f"delta_attention {degree}{' gate' if gate else ''}"
     sums = (K, *_tokens(T), 64, feature_count(K, delta_coefficients(degree, K)))  # 64: tokens of a triangular system
     return Case(name, dtype, f"K {K} V {V}", T, draw, compute, sums, products=True)
+
+
+def _delta_step(dtype: torch.dtype, degree: Any, K: int, V: int, gate: bool) -> Case:
+    def draw(generator: Generator) -> Drawn:
+        given = {name: x.transpose(0, 1) for name, x in _draw_qkv(generator, 1, ROWS, K, V).items()}
+        given["beta"] = 2 * torch.rand(ROWS, 1, HEADS, generator=generator, dtype=torch.float64)
+        state = _randn(generator, ROWS, HEADS, feature_count(K, delta_coefficients(degree, K)), V)
+        decay = -torch.rand(ROWS, 1, HEADS, generator=generator, dtype=torch.float64)
+        return given, {"state": state} | ({"log_decay": decay} if gate else {})
+
+    def compute(state: Tensor, **given: Any) -> dict[str, Tensor]:
+        after = state.clone()
+        return {"o": delta_attention_extend_(**given, state=after, degree=degree), "state": after}
+
+    name = f"delta step {degree}{' gate' if gate else ''}"
+    sums = (K, feature_count(K, delta_coefficients(degree, K)))
+    return Case(name, dtype, f"K {K} V {V}", 1, draw, compute, sums, gradients=False)
 
 
 def _linear_step(dtype: torch.dtype, rows: int, D: int, N: int) -> Case:

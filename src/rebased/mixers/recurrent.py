@@ -17,7 +17,15 @@ from rebased.mixers.checks import check_input, check_state, empty_output
 from rebased.mixers.contract import named_arguments
 from rebased.mixers.documents import positions_in_documents, space_documents
 from rebased.mixers.wrapper import NORM_EPS, OutputGate, check_options, gate_heads
-from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv, short_conv_extend
+from rebased.ops import (
+    Backend,
+    Degree,
+    delta_attention_extend,
+    delta_attention_extend_,
+    init_delta_state,
+    short_conv,
+    short_conv_extend,
+)
 
 DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
 FORGET = -1e4  # of log decays: its power is 0 in every dtype
@@ -106,14 +114,24 @@ class RecurrentMixer(nn.Module):
             v.unflatten(-1, (self.n_heads, self.value_width)),
         )
 
-    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return o [B,T,H,V] and the memory after x. Nothing is left of the memory at the tokens `first` [B,T]."""
+    def attend(
+        self, x: Tensor, qkv: Tensor, memory: Tensor, first: Tensor | None = None, *, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return o [B,T,H,V] and the memory after x, with `overwrite` in the place of the one before and without
+        gradients. Nothing is left of the memory at the tokens `first` [B,T]."""
         q, k, v = self.heads(qkv)
         beta, log_decay = self.gates(x)
-        return delta_attention_extend(
-            q, k, v, beta, memory, begin_anew(log_decay, first, q),
-            degree=self.degree, centred=self.centred, normalise=self.normalise, backend=self.backend,
-        )  # fmt: skip
+        return self.recur(q, k, v, beta, memory, begin_anew(log_decay, first, q), overwrite=overwrite)
+
+    def recur(
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, memory: Tensor, log_decay: Tensor | None,
+        *, overwrite: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return o [B,T,H,V] and the memory after the tokens, with `overwrite` in the place of the one before."""
+        options: Any = {"degree": self.degree, "centred": self.centred, "normalise": self.normalise}
+        if overwrite:
+            return delta_attention_extend_(q, k, v, beta, memory, log_decay, **options, backend=self.backend), memory
+        return delta_attention_extend(q, k, v, beta, memory, log_decay, **options, backend=self.backend)
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:
         """Return y [B,T,D]: the norm of each head, the output gate and the last projection."""
@@ -159,12 +177,25 @@ class RecurrentMixer(nn.Module):
         check_state(state, RecurrentState)
         if x.numel() == 0:
             return empty_output(self, x), state
-        qkv, conv = self.proj_qkv(x), state.conv
-        if self.conv is not None:
-            taps = self.conv.weight.squeeze(1)
-            qkv, conv = short_conv_extend(qkv, taps, self.conv.bias, conv, activation="silu", backend=self.backend)
+        qkv, conv = self.convolve(x, state.conv)
         o, memory = self.attend(x, qkv, state.memory)
         return self.finish(x, o), RecurrentState(conv, memory)
+
+    @torch.no_grad()
+    def extend_(self, x: Tensor, state: RecurrentState) -> Tensor:
+        """Return y of `extend`, and overwrite the state by the one after x. One token on a GPU reads and writes the
+        memory in one kernel."""
+        qkv, conv = self.convolve(x, state.conv)
+        state.conv.copy_(conv)
+        return self.finish(x, self.attend(x, qkv, state.memory, overwrite=True)[0])
+
+    def convolve(self, x: Tensor, conv: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q, k and v of x [B,T,channels] side by side, and the last inputs of the convolution."""
+        qkv = self.proj_qkv(x)
+        if self.conv is None:
+            return qkv, conv
+        taps = self.conv.weight.squeeze(1)
+        return short_conv_extend(qkv, taps, self.conv.bias, conv, activation="silu", backend=self.backend)
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds, whatever seq_len is."""

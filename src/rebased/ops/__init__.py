@@ -18,7 +18,14 @@ from rebased.ops.decoding.api import (
     poly_step_,
 )
 from rebased.ops.decoding.norm import Norm, NormKind
-from rebased.ops.delta.api import Degree, delta_attention, delta_attention_extend, delta_coefficients, init_delta_state
+from rebased.ops.delta.api import (
+    Degree,
+    delta_attention,
+    delta_attention_extend,
+    delta_attention_extend_,
+    delta_coefficients,
+    init_delta_state,
+)
 from rebased.ops.embedding.api import embed
 from rebased.ops.invariance import batch_invariant
 from rebased.ops.norm.api import layer_norm, linear_layer_norm, rms_norm
@@ -66,6 +73,7 @@ __all__ = [
     "complete_square",
     "delta_attention",
     "delta_attention_extend",
+    "delta_attention_extend_",
     "delta_coefficients",
     "embed",
     "embed_step",

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ops.delta_cases import assert_matches, delta_inputs, results
-from rebased.ops import delta_attention
+from kernels.classes import recorded_launches
+from ops.delta_cases import assert_matches, delta_inputs, results, step_inputs
+from rebased.ops import delta_attention, delta_attention_extend, delta_attention_extend_
 from rebased.ops.backend import triton_interpreted
 from rebased.ops.delta.gpu import operators
 from rebased.ops.self_check import OPERATORS
@@ -84,6 +85,42 @@ def test_strided_inputs_and_documents() -> None:
     got = delta_attention(**whole, degree=2, cu_seqlens=bounds, backend="triton")
     want = torch.cat([delta_attention(**each, degree=2, backend="chunked") for each in apart], dim=1)
     assert_small_error([got], [want], ["o"], torch.float32)
+
+
+STEPS: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = [  # B, H, K, V
+    ((2, 2, 16, 20), {"degree": 2}),
+    ((2, 3, 5, 3), {"degree": 2, "centred": True, "gate": "head"}),
+    ((1, 2, 40, 130), {"degree": 1, "gate": "channel"}),
+    ((3, 1, 1, 1), {"degree": 1, "beta": False, "gate": "head", "normalise": False}),
+    ((1, 2, 9, 65), {"degree": 2, "beta": False, "dtype": torch.bfloat16}),
+]
+
+
+@pytest.mark.parametrize(("shape", "options"), STEPS, ids=str)
+def test_a_step_is_one_kernel(shape: tuple[int, int, int, int], options: dict[str, Any]) -> None:
+    given, rule = step_inputs(*shape, **options)
+    exact = {name: None if x is None else x.double() for name, x in given.items()}
+    want = delta_attention_extend(**exact, **rule, backend="reference")
+    state = given["state"].clone()
+    with recorded_launches(run=True) as found:
+        got = delta_attention_extend(**given, **rule, backend="triton")
+        again = delta_attention_extend_(**given | {"state": state}, **rule, backend="triton")
+    assert [launched.kernel.__name__ for launched, _ in found] == ["decode_kernel"] * 2
+    dtype = given["q"].dtype
+    assert_small_error([*got, again, state], [*want, *want], ["o", "after", "o_", "after_"], dtype)
+
+
+def test_a_step_of_strided_inputs_in_memory_of_nan() -> None:
+    """q, k and v are views of one projection, heads are padded, and q is shared by heads."""
+    given, rule = step_inputs(2, 3, 8, 6, degree=2, gate="head")
+    wide = torch.full((2, 1, 3, 40), torch.nan)
+    for name, (first, last) in {"k": (1, 9), "v": (12, 18)}.items():
+        wide[..., first:last] = given[name]
+        given[name] = wide[..., first:last]
+    given["q"] = given["q"][:, :, :1].expand(-1, -1, 3, -1)
+    got = delta_attention_extend(**given, **rule, backend="triton")
+    want = delta_attention_extend(**{name: x.double() for name, x in given.items()}, **rule, backend="reference")
+    assert_small_error(got, want, ["o", "after"], torch.float32)
 
 
 def test_kernels_that_were_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

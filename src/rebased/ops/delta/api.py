@@ -143,7 +143,50 @@ def delta_attention_extend(
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
     log_decay = None if log_decay is None else bounded(log_decay)
-    wanted = [_rows(q, cu_seqlens), q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
+    _check_state(state, q, v, coefficients, _rows(q, cu_seqlens))
+    return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)
+
+
+@without_autocast
+def delta_attention_extend_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    state: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    degree: Degree = 1,
+    centred: bool = False,
+    normalise: bool = True,
+    backend: Backend = "auto",
+) -> Tensor:
+    """delta_attention_extend without gradients, which overwrites the state. One token on a GPU is one kernel.
+
+    Args:
+        state: contiguous, otherwise as in delta_attention_extend.
+        q, k, v, beta, log_decay, degree, centred, normalise, backend: as in delta_attention.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v.
+    """
+    coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
+    log_decay = None if log_decay is None else bounded(log_decay)
+    _check_state(state, q, v, coefficients, len(q))
+    if not state.is_contiguous():
+        raise ValueError("a state that is overwritten must be contiguous; pass state.contiguous()")
+    with torch.no_grad():
+        if _is_step(q, k, v, beta, log_decay, state, backend):
+            from rebased.ops.delta.gpu.decode import decode_
+
+            return decode_(q, k, v, beta, log_decay, state, *coefficients, normalise, UNIT_EPS)
+        o, after = _extend(q, k, v, beta, log_decay, state, coefficients, normalise, None, backend)
+        state.copy_(after)
+    return o
+
+
+def _check_state(state: Tensor, q: Tensor, v: Tensor, coefficients: Coefficients, rows: int) -> None:
+    wanted = [rows, q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
     if not isinstance(state, Tensor):
         raise ValueError(f"the state must be a tensor (init_delta_state makes one); got {type(state).__name__}")
     if list(state.shape) != wanted or state.dtype != accumulate_dtype(q.dtype) or state.device != q.device:
@@ -151,7 +194,6 @@ def delta_attention_extend(
             f"the state must be {wanted}, {accumulate_dtype(q.dtype)} on {q.device}, as init_delta_state makes it; it "
             f"is {list(state.shape)}, {state.dtype} on {state.device}"
         )
-    return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)
 
 
 def _rows(q: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -174,6 +216,10 @@ def _extend(
     cu_seqlens: Tensor | None,
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
+    if cu_seqlens is None and _is_step(q, k, v, beta, log_decay, state, backend):
+        from rebased.ops.delta.gpu.decode import decode
+
+        return decode(q, k, v, beta, log_decay, state, *coefficients, normalise, UNIT_EPS)
     name = _path(backend, q, v, beta, log_decay, coefficients)
     if name == "triton":
         from rebased.ops.delta.gpu import operators
@@ -220,6 +266,18 @@ def _check(
                 f"the delta rule needs keys of length 1; one is off by {far:.2g}: leave normalise=True, or divide them"
             )
     return coefficients
+
+
+def _is_step(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, state: Tensor, backend: Backend
+) -> bool:
+    """True for one token without gradients on a GPU: one kernel takes it, whatever its widths and gates are."""
+    if q.shape[1] != 1 or torch.compiler.is_compiling() or in_torch_func() or in_forward_mode():
+        return False
+    given = (x for x in (q, k, v, beta, log_decay, state) if x is not None)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return False
+    return kernel_path(backend, q) == "triton"
 
 
 def _degree(coefficients: Coefficients) -> Degree:
