@@ -29,10 +29,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.machine import write_record
 
-from rebased.ops import REBASED, delta_attention, delta_attention_extend, init_delta_state, poly_attention
+from rebased.ops import (
+    REBASED,
+    delta_attention,
+    delta_attention_extend,
+    delta_attention_extend_,
+    init_delta_state,
+    poly_attention,
+)
 from rebased.ops.delta.gpu.operators import WIDEST_EXACT
 
 TOKENS = 32_768
+SEQUENCES = 64  # of a step
 LIMIT = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2.5e-3}
 
 
@@ -215,6 +223,24 @@ def time_shape(shape: Shape, T: int, peer: Callable[..., Tensor] | None = None) 
     return row
 
 
+def time_step(shape: Shape) -> dict[str, Any]:
+    """Milliseconds of one token of SEQUENCES sequences: the kernel of a step, and the kernels of chunks, which copy the
+    state; and how many bytes per second the former reads and writes."""
+    from rebased.ops.delta.gpu import operators
+
+    degree: Any = shape.degree
+    given = inputs(SEQUENCES, 1, shape.H, shape.K, shape.V, 0.1 if shape.gate else None, torch.bfloat16)
+    state = init_delta_state(SEQUENCES, shape.H, shape.K, shape.V, degree=degree, device="cuda")
+    q, k, v, beta, decay = (given.get(name) for name in ("q", "k", "v", "beta", "log_decay"))
+    with torch.no_grad():
+        step = graph_ms(lambda: delta_attention_extend_(**given, state=state, degree=degree, backend="triton"))
+        chunks = graph_ms(
+            lambda: operators.extend(q, k, v, decay, beta, state, degree=degree, normalise=True, eps=1e-6)  # type: ignore[arg-type]
+        )
+    moved = 2 * state.numel() * state.element_size()
+    return {"what": shape.label, "step_ms": step, "chunks_ms": chunks, "terabytes_per_second": moved / step / 1e9}
+
+
 def other_tiles() -> Iterator[tuple[str, Any]]:
     """(kernel, tile) to try, one after the other."""
     from rebased.ops.delta.gpu.operators import Tile
@@ -275,6 +301,7 @@ def main() -> int:
             print({name: value for name, value in rows[-1].items() if name != "kernels_us"}, flush=True)
         except Exception as error:  # the errors of the others are wanted all the more
             print(f"{shape.label}: {type(error).__name__}: {error}"[:2000], flush=True)
+    steps = [time_step(shape) for shape in BARS]
     for case in () if args.fast else RIGHT:
         dtype = str(case[-1]).removeprefix("torch.")
         try:
@@ -296,10 +323,16 @@ def main() -> int:
             f"{row['what']:42} {row['forward_ms']:8.3f} {row['ms']:8.3f} {row['bar_ms']:6.1f} {row['chunked_ms']:8.2f} "
             f"{row['poly_attention_ms']:6.2f} {row['first_call_s']:9.1f} s {row.get('peer_ms', float('nan')):8.3f}"
         )
+    for row in steps:
+        print(
+            "{what:42} step {step_ms:.4f} ms, {terabytes_per_second:.2f} TB/s; chunks {chunks_ms:.4f} ms".format(**row)
+        )
     print(f"{len(checked) - wrong} of {len(checked)} calls right")
     flags = "".join(f" --{name}" for name in ("fast", "sweep", "peer") if getattr(args, name))
     what = f"milliseconds under a CUDA graph, {TOKENS} tokens, bf16; errors against fp64 by norm"
-    write_record(args.out, "delta_gpu", f"-T {args.T}{flags}", what, checked=checked, rows=rows, sweep=swept)
+    write_record(
+        args.out, "delta_gpu", f"-T {args.T}{flags}", what, checked=checked, rows=rows, steps=steps, sweep=swept
+    )
     return 1 if wrong or len(rows) < len(BARS) else 0
 
 

@@ -260,3 +260,15 @@ def test_packed_documents_in_fp32() -> None:
         mixer = DeltaReBased(D, n_heads=2, key_width=4, gate=gate)
         want = mixer(x.view(64, 2, D)).reshape(1, 128, D)
         assert_near(mixer.forward_documents(x, starts), want, 64, condition=condition)
+
+
+@pytest.mark.parametrize("cls", [DeltaReBased, GatedDeltaNet, KDA, GLA, Mamba2])
+def test_a_step_overwrites_the_state(cls: type[nn.Module]) -> None:
+    mixer = build(cls)
+    x, states = torch.randn(2, 5, D, dtype=torch.float64), [mixer.init_state(2)] * 2
+    states[1] = type(states[0])(*(each.clone() for each in states[0]))
+    for token in x.split(1, dim=1):
+        want, states[0] = mixer.extend(token, states[0])
+        assert torch.equal(mixer.extend_(token, states[1]), want)
+    for after, wanted in zip(states[1], states[0], strict=True):
+        assert torch.equal(after, wanted)
