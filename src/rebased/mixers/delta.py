@@ -16,7 +16,7 @@ RATES = (1e-3, 16.0)
 
 
 class _Delta(RecurrentMixer):
-    """A recurrent mixer that overwrites: beta = sigmoid(W x) per head, or twice that. Without `delta` it adds."""
+    """Overwrites, with beta = sigmoid(W x) per head or twice that; without `delta` it adds."""
 
     def __init__(
         self, d_model: int, n_heads: int, *widths: int, negative: bool = False, delta: bool = True, **options: Any
