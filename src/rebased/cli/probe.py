@@ -11,14 +11,14 @@ from rebased.cli import same_page
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.model_options import Device
 from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, progress_bars, say, to_json
-from rebased.cli.report import check_page_name
+from rebased.cli.report import ValuesFile, check_page_name, choose_values
 from rebased.cli.rich_table import TerminalTable
 from rebased.cli.sweep import sweep as train_sweep
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
 from rebased.files import seal
 from rebased.ops.backend import choose_device
-from rebased.paper.reference import PAPER
 from rebased.report.page import write_page
+from rebased.report.probe.cells import run_of
 from rebased.report.probe.files import is_probe_file, read_probes
 from rebased.report.probe.page import ProbeReport
 from rebased.report.synthetic.cells import build_results
@@ -37,6 +37,7 @@ def probe(
     seq_len: int | None = None,
     data: Path | None = None,
     sweep: Path | None = None,
+    reference_values: ValuesFile = None,
     device: Device = "auto",
     imports: Imports = (),
     to: Output = TO_TERMINAL,
@@ -82,7 +83,7 @@ def probe(
             return code
     asked: dict[str, Any] = {"split": split, "examples": examples, "windows": windows, "seq_len": seq_len, "data": data}
     records, refused = probe_all(runs, to.console(), device=choose_device(device), **asked)
-    report = ProbeReport(records, PAPER)
+    report = ProbeReport(records, choose_values(reference_values, [run_of(record) for record in records]))
     report.warnings += [f"left out: {error}" for error in refused]
     show(report, to)
     if out is not None:
