@@ -23,6 +23,7 @@ from rebased.report.probe.files import is_probe_file, read_probes
 from rebased.report.probe.page import ProbeReport
 from rebased.report.synthetic.cells import build_results
 from rebased.runs.finished import Run
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import RECORD, read_record
 
 
@@ -143,7 +144,7 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
         raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
     if len(done) < len(found):
         say(console, f"left out: {len(found) - len(done)} of {len(found)} runs, which have not ended, or diverged")
-    chosen = [run for run in done if "task" not in run.settings]
-    if synthetic := [run for run in done if "task" in run.settings]:
+    chosen = [run for run in done if run.kind is LMRunConfig]
+    if synthetic := [run for run in done if run.kind is not LMRunConfig]:
         chosen += [run for cell in build_results(synthetic).cells for run in cell.chosen.values()]
     return [Path(run.folder) for run in chosen]

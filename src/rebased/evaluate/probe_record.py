@@ -16,6 +16,8 @@ from rebased.evaluate.probe import probe_task
 from rebased.evaluate.probe_text import probe_text
 from rebased.files import read_json, replacing, sha256_file, without_nan
 from rebased.models.weights import WEIGHTS, load_model
+from rebased.runs.configs import run_kind
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, read_record
@@ -56,7 +58,7 @@ def probe_run(
             raise ValueError(f"{option} {count}: give 1 or more")
     lines = read_lines(folder)
     settings = lines[0]["config"]
-    is_text = "data" in settings
+    is_text = run_kind(settings) is LMRunConfig
     asked: dict[str, Any] = {"split": split}
     asked |= {"windows": windows, "seq_len": seq_len} if is_text else {"examples": examples}
     weights = folder / WEIGHTS
