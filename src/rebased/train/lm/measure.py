@@ -11,6 +11,7 @@ from rebased.evaluate.text import evaluate_text
 from rebased.files import without_nan
 from rebased.models import IGNORE, LanguageModel
 from rebased.train.lm.step import LMStep, to_device
+from rebased.train.precision import autocast_dtype
 from rebased.train.world import World
 
 
@@ -32,7 +33,7 @@ def measure(
     """
     chosen = spread_rows(len(windows), max_windows)
     rows = chosen[world.rank :: world.size]
-    dtype = torch.bfloat16 if precision == "bf16" else None
+    dtype = autocast_dtype(precision)
     on_progress(0, len(rows))
     local = None
     if len(rows):
