@@ -148,9 +148,6 @@ class _Split(Part):
 class _Norm(Part):
     mean: float | None  # None: not finite
     sd: float | None
-    low: float | None = None
-    high: float | None = None
-    counts: list[Count] | None = None  # compact records have no histogram
 
 
 class _Epoch(Part):
