@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rebased.config import merge
+from rebased.paper.values import FIGURE_1_PAIRS
 from rebased.runs.shipped import CONFIGS, find_config
-from rebased.tasks.mqar import PAIRS_BY_LENGTH
 from rebased.train.sweep.grid import from_python, load_sweep
 from rebased.train.sweep.plan import Plan, make_plan
 from tiny_run import TINY, tiny
@@ -223,7 +223,7 @@ def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
     runs = plan_of("figure1").runs
     for split in ("train", "test", "held_out"):
         segments = [getattr(run.config.task, split)[0] for run in runs]
-        assert {segment.seq_len: segment.kv_pairs for segment in segments} == PAIRS_BY_LENGTH
+        assert {segment.seq_len: segment.kv_pairs for segment in segments} == FIGURE_1_PAIRS
     configs = [run.config for run in plan_of("heads").runs]
     shapes = {
         (
