@@ -211,12 +211,17 @@ def test_each_of_several_mistakes_is_said_where_it_is(tmp_path: Path) -> None:
         load_sweep(write(tmp_path, {"train.lr": [-1, -2]}), {})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/sweep.yaml")), ids=lambda path: path.parent.name)
-def test_the_sweeps_of_the_evidence_can_be_planned(path: Path) -> None:
-    plan = plan_of(str(path))
+EVIDENCE = sorted(path.parent.name for path in (ROOT / "results").glob("*/sweep.yaml"))
+
+
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_the_sweeps_of_the_evidence_are_on_the_page(name: str) -> None:
+    plan = plan_of(str(ROOT / "results" / name / "sweep.yaml"))
+    assert plan.runs
     assert plan.merged == 0
+    assert f"`{name}`" in (ROOT / "docs" / "reproduce.md").read_text()
     precisions = {run.config.train.precision for run in plan.runs}
-    assert precisions == ({"bf16"} if path.parent.name.startswith(("enwik8", "mini-pile")) else {"tf32"})
+    assert precisions == ({"bf16"} if name.startswith(("enwik8", "mini-pile")) else {"tf32"})
 
 
 def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
