@@ -209,6 +209,10 @@ def test_mamba2() -> None:
     assert_near(mixer(x.unsqueeze(0))[0], o @ mixer.proj_o.weight.t(), D, T, 16, D, condition=64.0)
 
 
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def test_weights_and_states_have_the_sizes_of_the_formulas() -> None:
     """Formulas made by hand; those of mixers that public libraries have were held against theirs."""
     D, H, N, K, k = 96, 4, 16, 24, 8
@@ -246,7 +250,7 @@ def test_weights_and_states_have_the_sizes_of_the_formulas() -> None:
         (GatedLinearAttention(D, **narrow), D * qkv + D**2 + (D * H + H), H * k * (V + 1)),
     ]
     for mixer, weights, state in table:
-        assert sum(parameter.numel() for parameter in mixer.parameters()) == weights, mixer
+        assert count(mixer) == weights, mixer
         assert mixer.state_size(9) == state, mixer
 
 
