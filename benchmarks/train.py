@@ -49,8 +49,9 @@ from rebased.models.presets import mqar_preset_names
 from rebased.ops import linear_cross_entropy
 from rebased.ops.backend import has_gpu
 from rebased.ops.cross_entropy import api as cross_entropy
+from rebased.paper.values import FIGURE_1_PAIRS
 from rebased.runs.synthetic_config import Precision, SyntheticRunConfig, SyntheticTrainConfig
-from rebased.tasks import MQAR, PAIRS_BY_LENGTH, Questions, find_questions
+from rebased.tasks import MQAR, Questions, find_questions
 from rebased.train import RunResult, Sink
 from rebased.train.cuda_graph import WARM_UP, own_stream
 from rebased.train.executors.jobs import Job
@@ -79,7 +80,7 @@ def build_step(name: str, T: int, D: int, precision: Precision, mode: str, devic
 
 
 def questions(T: int, rows: int, device: torch.device) -> Questions:
-    return find_questions(MQAR(seq_len=T, kv_pairs=PAIRS_BY_LENGTH[T]).build(rows, seed=0, device=device))
+    return find_questions(MQAR(seq_len=T, kv_pairs=FIGURE_1_PAIRS[T]).build(rows, seed=0, device=device))
 
 
 def wait(device: torch.device) -> None:
@@ -189,7 +190,7 @@ def profile(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
 
 def head(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
     sizes = range(22, 29) if args.device.type == "cuda" else (18, 20)
-    labels = args.rows * PAIRS_BY_LENGTH[max(T for T in args.lengths)]
+    labels = args.rows * FIGURE_1_PAIRS[max(T for T in args.lengths)]
     for D, precision, size in itertools.product((64, 512), args.precisions, sizes):
 
         def measure(D: int = D, precision: Precision = precision, size: int = size) -> dict[str, Any]:

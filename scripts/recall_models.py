@@ -32,7 +32,7 @@ CARD = """# The shipped MQAR model `{name}`
 
 A model of {parameters:,} parameters that reads pairs of keys and values and says the value of a key that comes again.
 It is here so that `rebased explore` has something to show. There are three, with one seed each: an illustration, not a
-comparison (that is `rebased report results/table1-small.jsonl.xz`).
+comparison (that is `rebased report results/table1-small`).
 
 | | |
 |---|---|

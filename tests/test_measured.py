@@ -94,7 +94,7 @@ def test_rates_and_heads_of_table_1() -> None:
 
 
 def test_twelve_epochs() -> None:
-    group = nearest(evidence("table1-small.jsonl.xz").runs, TABLE_1)
+    group = nearest(evidence("table1-small").runs, TABLE_1)
     for name, cells in table_of("| T = 256, 32 pairs | D = 24").items():
         for d_model, ours, theirs in zip((24, 32), cells[::2], cells[1::2], strict=True):
             place = Place(name, 256, 32, d_model)

@@ -61,6 +61,10 @@ def test_from_runs_to_a_page_and_back(folder: Path, tmp_path: Path, capsys: pyte
     capsys.readouterr()
     assert rebased("probe", numbers) == 0
     assert capsys.readouterr().out.splitlines() == said.splitlines()[:-2]  # all but the two files it wrote
+    values = tmp_path / "survey.json"
+    values.write_text('{"name": "survey", "entries": [{"model": "Based", "values": {"iou": 0.5}}]}')
+    assert rebased("probe", numbers, "--reference-values", values) == 0
+    assert "The survey has an IoU for 1 of these cells" in capsys.readouterr().out
     records[0]["accuracy"] = 1 - records[0]["accuracy"]
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | {"records": records}))
     assert rebased("probe", numbers) == 2

@@ -48,6 +48,7 @@ UNTIL = [("alpha", {"until": ["\n", "e"], "max_gen_toks": 12}), ("y" * 99, {"unt
 
 def test_it_answers_as_the_harness_own_adapter_does(model: LanguageModel) -> None:
     transformers = pytest.importorskip("transformers", reason="needs rebased[hf]")
+    pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
     from lm_eval.models.huggingface import HFLM
 
     from rebased.models.hf import RebasedForCausalLM, to_hf_tokenizer

@@ -29,10 +29,9 @@ def test_statistics_are_those_of_the_weights() -> None:
     assert layer == "1"
     assert sorted(found["1"]) == ["k.beta", "k.gamma", "q.beta", "q.gamma"]
     gamma = found["1"]["q.gamma"]
-    assert (gamma["mean"], gamma["low"], gamma["high"], sum(gamma["counts"])) == (3.5, 0, 7, 8)
+    assert gamma["mean"] == 3.5
     assert gamma["sd"] == pytest.approx(torch.arange(8.0).std(correction=0).item(), rel=1e-5)
-    assert gamma["counts"][0] == gamma["counts"][-1] == 1
-    assert found["1"]["k.beta"]["counts"] == [0] * 8 + [8] + [0] * 7  # all equal: one bin of an interval around it
+    assert found["1"]["k.beta"] == {"mean": 0.0, "sd": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -60,4 +59,4 @@ def test_every_evaluation_of_a_run_has_them(tmp_path: Path) -> None:
     train(tiny_lm(write_text(tmp_path / "text")), tmp_path / "lm")
     lines = [line for line in read_record(tmp_path / "lm") if line["type"] == "eval"]
     assert len(lines) == 2
-    assert all(sum(line["norms"]["1"]["k.beta"]["counts"]) == 8 for line in lines)
+    assert all("k.beta" in line["norms"]["1"] for line in lines)

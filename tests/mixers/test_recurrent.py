@@ -213,26 +213,45 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_counts_are_those_of_public_code() -> None:
-    """Formulas of FIELD's table, which were held against the modules of public libraries."""
-    D, H, K, N = 96, 4, 24, 16
-    net = GatedDeltaNet(D, n_heads=H, value_width=D // H, gate=False, output_gate="none")
-    assert count(net) == 4 * D**2 + D * H + 12 * D + D // H
-    assert net.state_size(9) == D**2 // H + 3 * 3 * D
-    net = GatedDeltaNet(D, n_heads=H, key_width=K)
-    assert count(net) == 8 * D * H * K + 2 * D * H + 2 * H + 16 * H * K + 2 * K
-    assert net.state_size(9) == H * K * 2 * K + 3 * 4 * H * K
-    assert (
-        count(KDA(D, n_heads=H, key_width=K)) == 4 * D * H * K + 2 * D * K + 2 * H * K**2 + D * H + 14 * H * K + H + K
-    )
-    assert count(GLA(D, n_heads=H)) == 4 * D**2 + 49 * D // 2 + D // H
-    heads = 2 * D // 64
-    assert count(Mamba2(D, d_state=N)) == 6 * D**2 + 2 * N * D + heads * D + 12 * D + 10 * N + 3 * heads
-    assert Mamba2(D, d_state=N).state_size(9) == 2 * D * N + 3 * (2 * D + 2 * N)
-    assert count(GatedReBased(D)) == count(ReBased(D)) + 12 * D + 12
-    assert GatedReBased(D).state_size(9) == ReBased(D).state_size(9)
-    assert count(GatedLinearAttention(D, n_heads=H, key_width=K)) == 2 * D * H * K + 2 * D**2 + H * D + H
-    assert GatedLinearAttention(D, n_heads=H, key_width=K).state_size(9) == H * K * (D // H + 1)
+def test_weights_and_states_have_the_sizes_of_the_formulas() -> None:
+    """Formulas made by hand; those of mixers that public libraries have were held against theirs."""
+    D, H, N, K, k = 96, 4, 16, 24, 8
+    V, heads, wide = D // H, 2 * D // 64, {"n_heads": H, "key_width": K}
+    squares, series, narrow = k * (k + 1) // 2, (k + 1) * (k + 2) // 2, {"n_heads": H, "key_width": k}
+    qkv = 2 * H * k + D
+    options = {"gate": True, "centred": True, "conv_width": 4, "output_gate": "silu"}
+    net = GatedDeltaNet(D, n_heads=H, value_width=V, gate=False, output_gate="none")
+    table: list[tuple[Any, int, int]] = [  # mixer, weights, numbers in the state
+        (net, 4 * D**2 + D * H + 12 * D + V, D**2 // H + 3 * 3 * D),
+        (
+            GatedDeltaNet(D, **wide),
+            8 * D * H * K + 2 * D * H + 2 * H + 16 * H * K + 2 * K,
+            2 * H * K * K + 3 * 4 * H * K,
+        ),
+        (
+            KDA(D, **wide),
+            4 * D * H * K + 2 * D * K + 2 * H * K**2 + D * H + 14 * H * K + H + K,
+            H * K**2 + 3 * 3 * H * K,
+        ),
+        (GLA(D, n_heads=H), 4 * D**2 + 49 * D // 2 + V, D // 2 * V),
+        (
+            Mamba2(D, d_state=N),
+            6 * D**2 + 2 * N * D + heads * D + 12 * D + 10 * N + 3 * heads,
+            2 * D * N + 3 * (2 * D + 2 * N),
+        ),
+        (DeltaReBased(D, **narrow), D * qkv + D * H + V + D**2, H * squares * V),
+        (
+            DeltaReBased(D, **narrow, **options),
+            D * qkv + D * H + V + D**2 + (D * H + H) + 4 * qkv + D**2,
+            H * (squares + 1) * V + 3 * qkv,
+        ),
+        (GatedReBased(D, **narrow), D * qkv + D**2 + 4 * H * k + (D * H + H), H * squares * (V + 1)),
+        (GatedBased(D, **narrow), D * qkv + D**2 + (D * H + H), H * series * (V + 1)),
+        (GatedLinearAttention(D, **narrow), D * qkv + D**2 + (D * H + H), H * k * (V + 1)),
+    ]
+    for mixer, weights, state in table:
+        assert count(mixer) == weights, mixer
+        assert mixer.state_size(9) == state, mixer
 
 
 @pytest.mark.parametrize(("with_gate", "without"), [(GatedReBased, ReBased), (GatedLinearAttention, LinearAttention)])

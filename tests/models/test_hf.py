@@ -89,7 +89,7 @@ def test_a_folder_without_checksums_is_loaded_with_a_warning(
     monkeypatch.setattr(transformers.logging.get_logger("transformers"), "propagate", True)
     RebasedForCausalLM.from_pretrained(tmp_path)
     assert "has no checksums.json" in caplog.text
-    assert "pip install 'rebased[hf]'" in (tmp_path / "config.json").read_text()
+    assert "pip install '.[hf]'; then `import rebased.models.hf`" in (tmp_path / "config.json").read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -214,6 +214,6 @@ def test_a_folder_of_another_mixer_says_what_to_install(tmp_path: Path) -> None:
     assert not (tmp_path / "exported" / FLAT).exists()
     assert "auto_map" not in json.loads((tmp_path / "exported" / "config.json").read_text())
     card = (tmp_path / "exported" / "README.md").read_text()
-    assert "pip install 'rebased[hf]'`: it computes rwkv, sliding_window" in card
+    assert "pip install '.[hf]'` in a clone of its repository; it computes rwkv, sliding_window" in card
     assert "trust_remote_code" not in card
     assert "trust_remote_code=True" in model_card(build(MODELS["hybrid"]), None, [])

@@ -223,7 +223,7 @@ def test_bad_input(tmp_path: Path) -> None:
 
 
 def test_runs_of_both_kinds_are_collected_in_one_pass(tmp_path: Path) -> None:
-    bundle = Path(__file__).parents[2] / "results" / "enwik8.jsonl.gz"
+    bundle = Path(__file__).parents[2] / "results" / "enwik8"
     write_record(RUNS[0], tmp_path)
     found = collect([tmp_path, bundle])
     assert [run.digest for run in found.runs] == [RUNS[0].digest]

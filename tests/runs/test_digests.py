@@ -50,10 +50,10 @@ def test_every_recorded_run_keeps_its_digest(path: Path) -> None:
 
 
 def test_the_sweep_over_language_models_knows_the_recorded_runs() -> None:
-    """The nine runs of results/enwik8.jsonl.gz, which another program made, are those of the sweep file."""
+    """The nine runs of results/enwik8/enwik8.jsonl.gz, which another program made, are those of the sweep file."""
     few = {"steps": "600", "warmup_steps": "100", "eval_every": "300", "checkpoint_every": "600"}
     points = load_sweep(find_config("enwik8", "sweep"), {f"train.{key}": value for key, value in few.items()}).points
-    known = {run.digest for _, run in recorded(RESULTS / "enwik8.jsonl.gz")}
+    known = {run.digest for _, run in recorded(RESULTS / "enwik8")}
     assert {point.config.digest() for point in points} == known
 
 

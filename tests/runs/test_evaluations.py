@@ -52,7 +52,7 @@ def test_a_damaged_file_is_left_out(runs: Path, tmp_path: Path, caplog: pytest.L
     folder.mkdir()
     (folder / "record.jsonl").write_bytes((runs / "1" / "record.jsonl").read_bytes())
     (folder / EVALUATIONS).write_text("[\n")
-    with pytest.raises(ValueError, match="line 1, is not JSON"):
+    with pytest.raises(ValueError, match="line 1, is not a measurement"):
         read_evaluations(folder)
     assert collect_task_scores([tmp_path]) == {}
     assert "is left out" in caplog.text

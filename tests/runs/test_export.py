@@ -2,7 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +115,66 @@ def test_the_shipped_model_is_exported_and_its_card_knows_its_text(tmp_path: Pat
     assert f"{about['tokens']:,} tokens ({about['steps']:,} steps of " in card
     assert f"| test | {about['measured_tokens']['test']:,} | {2 ** about['bits_per_byte']['test']:.2f} |" in card
     assert "import rebased.models.hf" in card
-    assert "pip install 'rebased[hf]'" in card
+    assert "pip install '.[hf]'` in a clone" in card
+
+
+OWN = """
+from torch import nn
+from rebased import register_mixer
+
+@register_mixer("fading")
+class Fading(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.proj = nn.Linear(d_model, d_model)
+
+    def init_state(self, batch): return ()
+    def extend(self, x, state): return self(x), state
+    def state_size(self, seq_len): return 0
+    def forward(self, x): return self.proj(x)
+"""
+EXPORT = """
+import json, sys
+from pathlib import Path
+from rebased.cli.imports import import_all
+from rebased.data.tokenizer import ByteTokenizer
+from rebased.models import LanguageModel, LMConfig
+from rebased.runs.export import export_model
+from rebased.runs.record import read_record
+
+import_all(("my.py",))
+sizes = {"vocab_size": 257, "d_model": 16, "max_len": 64, "n_layers": 2}
+model = LanguageModel(LMConfig.model_validate(sizes | {"mixers": json.loads(sys.argv[1])}))
+export_model(model, ByteTokenizer(), Path("out"), record=read_record(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mixers", "said"),
+    [
+        (["short_conv", "fading"], "Not part of rebased: fading. Below, `my` stands for"),
+        (["short_conv", {"name": "rebased", "n_heads": 2, "conv_width": 4}], "it computes rebased with conv_width 4."),
+    ],
+    ids=["own mixer", "conv_width"],
+)
+def test_the_code_of_the_card_runs(mixers: list[Any], said: str, run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs rebased[hf]")
+
+    def python(*words: str | Path) -> str:
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (tmp_path / "my.py").write_text(OWN)
+    python("-c", EXPORT, json.dumps(mixers), run)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert said in card
+    has_own = "fading" in mixers
+    assert ("`rebased lm train --config config.yaml --import my`" in card) is has_own
+    assert ("import my, rebased.models.hf" in (tmp_path / "out" / "config.json").read_text()) is has_own
+    code = card.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "card.py").write_text(code.replace("this folder", "out"))
+    assert python("card.py").startswith("Once")
 
 
 @pytest.mark.parametrize(

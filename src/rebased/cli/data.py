@@ -21,7 +21,7 @@ from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
 from rebased.data.manifest import MANIFEST, Manifest, files_of, read_manifest, verify_file
 from rebased.data.overlap import RUN
-from rebased.data.recipe import fetch, find_recipe, parse_given, read_recipe
+from rebased.data.recipe import Fetched, fetch, find_recipe, parse_given, read_recipe
 from rebased.data.splits import DEFAULT_SPLIT, parse_size
 from rebased.report.tables import Table
 from rebased.train.executors.local import usable_cores
@@ -95,22 +95,12 @@ def prepare(
     )
     console = to.console()
     begin, was_done = time.perf_counter(), (out / MANIFEST).exists()
-    path, fetched = find_recipe(sources), None
-    if path is None and given:
-        raise ValueError("--from belongs to a recipe, such as mini-pile; name files as SOURCES")
     try:
-        if path is not None:
-            recipe = read_recipe(path)
-            with progress_bars(console) as begin_bar:
-                fetched = fetch(recipe, downloads, parse_given(given, recipe), begin_bar("files of the recipe"))
+        fetched = fetch_recipe(sources, given, downloads, console)
+        threads = usable_cores() if workers is None else workers
         with progress_bar(console) as on_progress:
             manifest = run_prepare(
-                config,
-                out,
-                fetched=fetched,
-                workers=usable_cores() if workers is None else workers,
-                resume=resume,
-                on_progress=on_progress,
+                config, out, fetched=fetched, workers=threads, resume=resume, on_progress=on_progress
             )
     except KeyboardInterrupt:
         words = shlex.join(["rebased", *cli.typed, *([] if resume else ["--resume"])])
@@ -120,6 +110,18 @@ def prepare(
     say(console, f"{out} was done already" if was_done else f"wrote {out} in {time.perf_counter() - begin:.1f} s")
     to.emit(contents(manifest, out))
     return 0
+
+
+def fetch_recipe(sources: tuple[str, ...], given: tuple[str, ...], downloads: Path, console: Console) -> Fetched | None:
+    """The recipe that the sources name, with its files; None if they name none."""
+    path = find_recipe(sources)
+    if path is None:
+        if given:
+            raise ValueError("--from belongs to a recipe, such as mini-pile; name files as SOURCES")
+        return None
+    recipe = read_recipe(path)
+    with progress_bars(console) as begin_bar:
+        return fetch(recipe, downloads, parse_given(given, recipe), begin_bar("files of the recipe"))
 
 
 def show(manifest: Manifest, folder: Path, to: Output) -> None:

@@ -1,11 +1,11 @@
-"""rebased lm compare: perplexities of trained language models, beside the paper's Table 2."""
+"""rebased lm compare: perplexities of trained language models, beside what others report for them."""
 
 from pathlib import Path
 
 from rebased.cli.output import TO_TERMINAL, Output
+from rebased.cli.report import ValuesFile, choose_values
 from rebased.cli.rich_table import TerminalTable
 from rebased.config import plain, plural
-from rebased.paper.reference import PAPER
 from rebased.report.lm.models import compare_language_models
 from rebased.report.lm.narrative import remarks
 from rebased.report.lm.tables import as_markdown, compare_tables
@@ -13,7 +13,7 @@ from rebased.runs.collect import collect, nothing_found
 from rebased.runs.evaluations import collect_task_scores
 
 
-def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
+def lm_compare(runs: tuple[Path, ...], /, *, reference_values: ValuesFile = None, to: Output = TO_TERMINAL) -> int:
     """Print the perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
 
     Then come AR tokens by distance, if the records have them, and the scores that `rebased lm eval --tasks` has kept in
@@ -28,7 +28,8 @@ def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
     collection, console = collect(runs), to.result_console()
     if not collection.lm_runs:
         raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
-    found, scores = compare_language_models(collection.lm_runs, PAPER), collect_task_scores(runs)
+    known = choose_values(reference_values, collection.lm_runs)
+    found, scores = compare_language_models(collection.lm_runs, known), collect_task_scores(runs)
     tables, notes = compare_tables(found, scores), remarks(found)
     if collection.runs:
         notes.append(

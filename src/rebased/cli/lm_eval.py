@@ -112,12 +112,7 @@ def lm_eval(
             dtype=computing.dtype,
             on_progress=begin_bar("reading windows"),
         )
-    summary, precision = summarise(scores), computing.precision
-    if not math.isfinite(summary.all.nats):
-        raise ValueError(
-            f"{model_name(path)}: its losses are not finite; the model has diverged, or --precision {precision} is too "
-            "low"
-        )
+    summary = check_finite(summarise(scores), path, computing.precision)
     entry = corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
     results, parameters = to.result_console(), trained.model.num_parameters()
@@ -133,12 +128,22 @@ def lm_eval(
         "windows": len(rows),
         "isolate_documents": trained.isolate_documents,
         "rule": {"order": ar.order, "reset_token": rule.reset_token, "max_count": ar.max_count},
-        "precision": precision,
+        "precision": computing.precision,
         "code": describe_code(),
         "machine": describe_machine(where),
     }
     to.emit(about | numbers(summary, bits))
     return 0
+
+
+def check_finite(summary: TextSummary, path: Path, precision: str) -> TextSummary:
+    """The summary; ValueError if its losses are not finite."""
+    if not math.isfinite(summary.all.nats):
+        raise ValueError(
+            f"{model_name(path)}: its losses are not finite; the model has diverged, or --precision {precision} is too "
+            "low"
+        )
+    return summary
 
 
 def count_training(corpus: Corpus, split: str, order: int, on_progress: Callable[[int, int], None]) -> NgramCounts:

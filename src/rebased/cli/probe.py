@@ -11,18 +11,19 @@ from rebased.cli import same_page
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.model_options import Device
 from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, progress_bars, say, to_json
-from rebased.cli.report import check_page_name
+from rebased.cli.report import ValuesFile, check_page_name, choose_values
 from rebased.cli.rich_table import TerminalTable
 from rebased.cli.sweep import sweep as train_sweep
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
 from rebased.files import seal
 from rebased.ops.backend import choose_device
-from rebased.paper.reference import PAPER
 from rebased.report.page import write_page
+from rebased.report.probe.cells import run_of
 from rebased.report.probe.files import is_probe_file, read_probes
 from rebased.report.probe.page import ProbeReport
 from rebased.report.synthetic.cells import build_results
 from rebased.runs.finished import Run
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import RECORD, read_record
 
 
@@ -37,6 +38,7 @@ def probe(
     seq_len: int | None = None,
     data: Path | None = None,
     sweep: Path | None = None,
+    reference_values: ValuesFile = None,
     device: Device = "auto",
     imports: Imports = (),
     to: Output = TO_TERMINAL,
@@ -82,7 +84,7 @@ def probe(
             return code
     asked: dict[str, Any] = {"split": split, "examples": examples, "windows": windows, "seq_len": seq_len, "data": data}
     records, refused = probe_all(runs, to.console(), device=choose_device(device), **asked)
-    report = ProbeReport(records, PAPER)
+    report = ProbeReport(records, choose_values(reference_values, [run_of(record) for record in records]))
     report.warnings += [f"left out: {error}" for error in refused]
     show(report, to)
     if out is not None:
@@ -142,7 +144,7 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
         raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
     if len(done) < len(found):
         say(console, f"left out: {len(found) - len(done)} of {len(found)} runs, which have not ended, or diverged")
-    chosen = [run for run in done if "task" not in run.settings]
-    if synthetic := [run for run in done if "task" in run.settings]:
+    chosen = [run for run in done if run.kind is LMRunConfig]
+    if synthetic := [run for run in done if run.kind is not LMRunConfig]:
         chosen += [run for cell in build_results(synthetic).cells for run in cell.chosen.values()]
     return [Path(run.folder) for run in chosen]

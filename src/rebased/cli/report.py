@@ -14,14 +14,23 @@ from rebased.files import replacing
 from rebased.paper.reference import PAPER
 from rebased.report.drawing import FORMATS as FIGURES
 from rebased.report.page import check_replaceable, write_page
-from rebased.report.reference_values import read_reference_values
+from rebased.report.reference_values import ReferenceValues, read_reference_values
 from rebased.report.report import Report
 from rebased.report.tables import Table
 from rebased.runs.collect import check_bundle_name, collect, distinct, write_bundle
+from rebased.runs.finished import Run
 
 PAGE = Path("report.html")
 TABLES: dict[str, Callable[[Table], str]] = {"md": Table.to_markdown, "tex": Table.to_latex, "csv": Table.to_csv}
 FORMATS = (*TABLES, *FIGURES)
+ValuesFile = Annotated[
+    Path | None,
+    Parameter(
+        help="YAML or JSON file of values to show beside those of the runs, instead of the ReBased paper's. The "
+        "docstring of rebased.report.reference_values describes it."
+    ),
+]
+"""The option --reference-values."""
 
 
 def report(
@@ -34,7 +43,7 @@ def report(
     bundle: Path | None = None,
     replace: Annotated[bool, Parameter(negative="")] = False,
     reference: str | None = None,
-    reference_values: Path | None = None,
+    reference_values: ValuesFile = None,
     title: str | None = None,
     imports: Imports = (),
     to: Output = TO_TERMINAL,
@@ -59,9 +68,6 @@ def report(
         Overwrite files that --tables and --bundle find in their way.
     reference
         The model that the others are compared with, as the page names it; ReBased by default.
-    reference_values
-        YAML or JSON file of values to show beside those of the runs, instead of the ReBased paper's. The docstring of
-        rebased.report.reference_values describes it.
     title
         The page's heading; by default it says what the page is about.
     imports
@@ -81,8 +87,7 @@ def report(
         found = collect(runs, begin_bar("reading"))
         begin_bar("computing")
         every = [*found.runs, *found.lm_runs]
-        values = read_reference_values(reference_values, every) if reference_values else PAPER
-        result = Report(found, reference, values)
+        result = Report(found, reference, choose_values(reference_values, every))
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if out:
@@ -103,6 +108,11 @@ def report(
         say(console, f"wrote {path}")
     named = {name: table.to_records() for name, table in result.tables().items()}
     to.emit({"summary": result.summary, "warnings": result.warnings, "wrote": wrote, "tables": named})
+
+
+def choose_values(file: Path | None, runs: Sequence[Run]) -> ReferenceValues:
+    """What the runs are compared with: the values in the file that --reference-values names, else the paper's."""
+    return read_reference_values(file, runs) if file else PAPER
 
 
 def check_page_name(path: Path) -> None:

@@ -1,22 +1,18 @@
-"""Gamma and beta of queries and keys during training: mean, standard deviation and histogram, for the record."""
+"""Gamma and beta of queries and keys during training: mean and standard deviation over features, for the record."""
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from rebased.mixers import unwrap
 from rebased.models import LanguageModel
 
-BINS = 16
-
 
 @torch.no_grad()
 def norm_statistics(model: LanguageModel) -> dict[str, dict[str, Any]]:
-    """{"1": {"q.gamma": {"mean", "sd", "low", "high", "counts"}, ...}} by layer, of mixers that have `qk_parameters`.
+    """{"1": {"q.gamma": {"mean", "sd"}, ...}} by layer, of mixers that have `qk_parameters`; else empty.
 
-    `sd` is over features; `counts` are those of 16 equal bins from `low` to `high`. Empty for a model without such
-    parameters. The weights are copied from their device once. Where they are sharded over processes, all must call it.
+    The weights are copied from their device once. Where they are sharded over processes, all must call it.
     """
     found = {
         f"{layer}/{name}": parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
@@ -30,8 +26,6 @@ def norm_statistics(model: LanguageModel) -> dict[str, dict[str, Any]]:
     for place, part in zip(found, values.split([each.numel() for each in found.values()]), strict=True):
         layer, _, name = place.partition("/")
         numbers = part.double().numpy()
-        counts, edges = np.histogram(numbers, BINS)
-        four = {"mean": numbers.mean(), "sd": numbers.std(), "low": edges[0], "high": edges[-1]}
-        rounded = {key: float(f"{value:.6g}") for key, value in four.items()}
-        statistics.setdefault(layer, {})[name] = rounded | {"counts": counts.tolist()}
+        both = {"mean": numbers.mean(), "sd": numbers.std()}
+        statistics.setdefault(layer, {})[name] = {key: float(f"{value:.6g}") for key, value in both.items()}
     return statistics

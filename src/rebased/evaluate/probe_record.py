@@ -16,6 +16,8 @@ from rebased.evaluate.probe import probe_task
 from rebased.evaluate.probe_text import probe_text
 from rebased.files import read_json, replacing, sha256_file, without_nan
 from rebased.models.weights import WEIGHTS, load_model
+from rebased.runs.configs import run_kind
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, read_record
@@ -56,15 +58,14 @@ def probe_run(
             raise ValueError(f"{option} {count}: give 1 or more")
     lines = read_lines(folder)
     settings = lines[0]["config"]
-    is_text = "data" in settings
+    is_text = run_kind(settings) is LMRunConfig
     asked: dict[str, Any] = {"split": split}
     asked |= {"windows": windows, "seq_len": seq_len} if is_text else {"examples": examples}
     weights = folder / WEIGHTS
     if not weights.exists():
         raise ValueError(f"{weights} is missing, though the run is done; restore it, or train the run again")
     request = asked | {"format": FORMAT, "weights": sha256_file(weights)}
-    known = read_probe(folder / PROBE) if (folder / PROBE).is_file() and data is None else None
-    if known is not None and known.get("request") == request:
+    if data is None and (known := _known(folder / PROBE, request)):
         return known
     where = torch.device(device)
     if is_text:
@@ -107,15 +108,13 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def read_probe(path: Path) -> dict[str, Any]:
-    """The record of a probe in a file. ValueError if it is none."""
+def _known(path: Path, request: dict[str, Any]) -> dict[str, Any] | None:
+    """The record that an earlier probe with the same request kept; None if there is none, or it is damaged."""
     try:
         record = read_json(path)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not the record of a probe: {error}; remove it, and probe the run again") from error
-    if not isinstance(record, dict) or record.get("type") != "probe" or "layers" not in record:
-        raise ValueError(f"{path} is not the record of a probe; give one that `rebased probe` wrote, or a run's folder")
-    return record
+    except (ValueError, OSError):
+        return None
+    return record if isinstance(record, dict) and record.get("request") == request else None
 
 
 def _probe_task(

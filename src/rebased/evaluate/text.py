@@ -11,6 +11,7 @@ from rebased.data import TextBatch, Windows
 from rebased.evaluate.ar import ARRule
 from rebased.mixers import eval_mode, positions_in_documents
 from rebased.models import IGNORE, LanguageModel
+from rebased.models.precision import autocast
 
 LOGITS_AT_ONCE = 2**25
 """How many logits are in memory at once: 128 MiB in fp32, for any window and vocabulary."""
@@ -72,7 +73,7 @@ def token_losses(
     """
     if tokens.shape != labels.shape:
         raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
-    with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
+    with autocast(dtype, tokens.device):
         hidden = model.hidden(tokens, cu_seqlens)  # [B,T,D]
     asked = labels != IGNORE
     weight = model.embedding.weight

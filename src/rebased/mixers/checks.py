@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from rebased.mixers.contract import describe_mixer, unwrap
 
-PACKAGE = __name__.partition(".")[0]
+_PACKAGE = __name__.partition(".")[0]
+
+
+def is_own(cls: type) -> bool:
+    """Return whether a class is a user's own: not of this package."""
+    return cls.__module__.partition(".")[0] != _PACKAGE
 
 
 class MixerFailed(ValueError):
@@ -28,7 +33,7 @@ def named_errors(mixer: nn.Module | type[nn.Module], where: str) -> Iterator[Non
     try:
         yield
     except Exception as error:
-        if any(each.__module__.partition(".")[0] == PACKAGE for each in (cls, type(error))):
+        if not (is_own(cls) and is_own(type(error))):
             raise
         frames = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in frames if frame.f_globals.get("__name__") == cls.__module__]

@@ -9,6 +9,7 @@ from torch import nn
 
 from rebased.config import Config, check_added_later, short
 from rebased.mixers import CONTEXT, FACTORY, mixer_class
+from rebased.mixers.checks import is_own
 from rebased.mixers.wrapper import OPTIONS
 
 
@@ -32,9 +33,9 @@ class MixerConfig(Config):
         """Return the keyword arguments for `wrap`."""
         return {key: getattr(self, key) for key in self.around}
 
-    def is_bare(self) -> bool:
-        """Return whether all these options have their defaults: nothing is around the mixer."""
-        return all(getattr(self, key) == OPTIONS[key][1] for key in self.around)
+    def chosen_options(self) -> dict[str, Any]:
+        """Return those of these options that do not have their defaults; empty if nothing is around the mixer."""
+        return {key: value for key, value in self.options().items() if value != OPTIONS[key][1]}
 
 
 @cache  # one class per mixer: configs of two classes are never equal
@@ -164,6 +165,19 @@ class LMConfig(Config):
         signatures = (inspect.signature(mixer_class(name)) for name in {mixer.name for mixer in self.mixers})
         is_bounded = self.positions == "learned" or any("max_len" in each.parameters for each in signatures)
         return self.max_len if is_bounded else None
+
+    def own_mixers(self) -> dict[str, type[nn.Module]]:
+        """Return the classes of a user's own mixers, by name."""
+        classes = {mixer.name: mixer_class(mixer.name) for mixer in self.mixers}
+        return {name: cls for name, cls in classes.items() if is_own(cls)}
+
+    def own_modules(self) -> list[str]:
+        """Return the modules of a user's own mixers, which whoever loads the model imports first.
+
+        `imported_my` is my.py, given with --import. "my_mixers" stands for a script or a notebook.
+        """
+        own = {cls.__module__.removeprefix("imported_") for cls in self.own_mixers().values()}
+        return sorted("my_mixers" if module == "__main__" else module for module in own)
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""

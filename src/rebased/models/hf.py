@@ -32,7 +32,10 @@ from rebased.models.language_model import LanguageModel
 from rebased.models.network import LMState
 from rebased.ops import linear_cross_entropy
 
-TO_LOAD = "pip install 'rebased[hf]', then `import rebased.models.hf` before AutoModelForCausalLM.from_pretrained"
+TO_LOAD = (
+    "in a clone of rebased: pip install '.[hf]'; then `import {}` before AutoModelForCausalLM.from_pretrained; "
+    "README.md has the code"
+)
 
 
 class RebasedConfig(flat.RebasedConfig):
@@ -52,7 +55,9 @@ class RebasedConfig(flat.RebasedConfig):
             "hidden_size": config.d_model,
             "num_hidden_layers": config.n_layers,
             "max_position_embeddings": config.length_limit,
-            "to_load": TO_LOAD,  # for those who read config.json because transformers does not know the model
+            "to_load": TO_LOAD.format(
+                ", ".join([*config.own_modules(), __name__])
+            ),  # for those who read config.json because transformers does not know the model
         }
         super().__init__(config.model_dump(mode="json"), **kwargs)
 

@@ -12,10 +12,6 @@ HEADS, KEY_WIDTH = 12, 16  # of Based and ReBased at every width of the paper's 
 _LINEAR = ("rebased", "based", "linear_attention")
 
 
-def _linear(name: str, d_model: int) -> dict[str, Any]:
-    return {"name": name, "n_heads": HEADS, "key_width": KEY_WIDTH, "value_width": d_model // HEADS}
-
-
 _MQAR: dict[str, tuple[str, ...]] = {
     "rebased": ("short_conv", "rebased"),
     "based": ("short_conv", "based"),
@@ -92,7 +88,8 @@ def preset_to_change(
     mixers: list[Any]
     if name in _MQAR:
         d_model, vocab_size, max_len = d_model or 128, vocab_size or 8192, max_len or 256
-        mixers = [_linear(mixer, d_model) if mixer in _LINEAR else mixer for mixer in _MQAR[name]]
+        sizes = {"n_heads": HEADS, "key_width": KEY_WIDTH, "value_width": d_model // HEADS}
+        mixers = [{"name": mixer, **sizes} if mixer in _LINEAR else mixer for mixer in _MQAR[name]]
         shape: dict[str, Any] = {"n_layers": 2}
         if name == "mamba":
             shape |= {"block": "mamba", "embed_dropout": 0.0}

@@ -6,6 +6,7 @@ from rebased.paper.values import EPOCHS, EXAMPLES, FIGURE_10, READINGS, TABLE_1,
 from rebased.report.lm.tables import PERPLEXITIES
 from rebased.report.reference_values import Measure, Reference, ReferenceValue, ReferenceValues
 from rebased.runs.finished import Run
+from rebased.runs.lm_config import LMRunConfig
 
 # The paper's settings: (name, section and key of a config, value).
 _SETTINGS: tuple[tuple[str, str, str, Any], ...] = (
@@ -50,7 +51,7 @@ def place_of(run: Run) -> Place | None:
 
 def reference_of(run: Run) -> Reference:
     """What the paper reports for the model of a run: an accuracy on MQAR, an IoU, or perplexities."""
-    if "task" not in run.settings:
+    if run.kind is LMRunConfig:
         perplexities = map(printed, TABLE_2.get(run.model, ()))
         known: dict[Measure, ReferenceValue] = dict(zip(PERPLEXITIES, perplexities, strict=False))
         return Reference(known, OTHER_TEXT, limit=other_tokenizer(run), remark=PAPER_NOTE)

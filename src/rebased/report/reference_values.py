@@ -35,6 +35,7 @@ from rebased.analysis.spread import Spread
 from rebased.analysis.unpaired import Effect, effect_of
 from rebased.config import Config, load_config
 from rebased.runs.finished import Run
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.run_names import task_names
 
 Measure = Literal["accuracy", "all", "ar", "non_ar", "iou", "probed_accuracy", "gamma", "beta"]
@@ -141,7 +142,7 @@ def read_reference_values(path: Path, runs: Sequence[Run]) -> ReferenceValues:
         for entry in (entry for entry in file.entries if entry.fits(run)):
             for measure, value in entry.values.items():
                 values[measure] = value if isinstance(value, ReferenceValue) else ReferenceValue(value)
-        sentence = "task" not in run.settings and file.source
+        sentence = run.kind is LMRunConfig and file.source
         return Reference(values, f"The {file.name}'s values are from {file.source}." if sentence else file.source)
 
     if not any(of(run).values for run in runs):

@@ -9,14 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rebased.files import locked, parse_json, replacing
-from rebased.runs.record import RECORD, read_record
+from rebased.files import locked, replacing
+from rebased.runs.record import RECORD, read_record, scan
 
 logger = logging.getLogger("rebased")
 
 EVALUATIONS = "evaluations.jsonl"
-MOST_BYTES = 2**24
-"""The largest file that is read."""
 
 
 def append_evaluation(folder: Path, entry: dict[str, Any]) -> Path:
@@ -34,15 +32,10 @@ def read_evaluations(folder: Path) -> list[dict[str, Any]]:
     path = folder / EVALUATIONS
     if not path.is_file():
         return []
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read")
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        entry = parse_json(line, f"{path}, line {number},")
-        if not isinstance(entry, dict) or "type" not in entry:
-            raise ValueError(f"{path}, line {number}, is not a measurement; remove the line")
-        found.append(entry)
-    return found
+    found = [line for _, line in scan(path)]
+    if None in found:
+        raise ValueError(f"{path}, line {found.index(None) + 1}, is not a measurement; remove the line")
+    return [line for line in found if line is not None]
 
 
 def collect_task_scores(paths: Iterable[Path]) -> dict[str, dict[str, float]]:

@@ -12,12 +12,14 @@ from safetensors.torch import save_file
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import LanguageModel
 from rebased.models.authors_checkpoint import authors_layout
+from rebased.models.config import MixerConfig
 
 Layout = Literal["hf", "authors"]
 SPLITS = ("valid", "test")
 FLAT = "modeling_rebased.py"
 FLAT_MIXERS = ("attention", "based", "rebased", "short_conv")
 """The mixers of models/modeling_rebased.py, the file that is copied into a folder so that it loads without us."""
+INSTALLED = "`pip install '.[hf]'` in a clone of its repository"
 
 
 def export_model(
@@ -75,14 +77,19 @@ def _write_hf(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path, r
 
 def is_flat(model: LanguageModel) -> bool:
     """True if models/modeling_rebased.py computes this model."""
-    return all(mixer.name in FLAT_MIXERS and mixer.is_bare() for mixer in model.config.mixers)
+    return all(_is_flat(mixer) for mixer in model.config.mixers)
+
+
+def _is_flat(mixer: MixerConfig) -> bool:
+    return mixer.name in FLAT_MIXERS and not mixer.chosen_options()
 
 
 def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[dict[str, Any]]) -> str:
     """The card of a model: what it is, how to use it, what it was trained on and what was measured."""
     config, run = model.config, record[0] if record else {}
     mixers = ", ".join(mixer.name for mixer in config.mixers)
-    folder = '"this folder"' + ", trust_remote_code=True" * is_flat(model)
+    imports = [] if is_flat(model) else [*config.own_modules(), "rebased.models.hf"]
+    folder = '"this folder"' + (", trust_remote_code=True" if is_flat(model) else "")
     positions = "no learned positions" if config.length_limit is None else f"{config.length_limit:,} learned positions"
     lines = [
         "---",
@@ -98,7 +105,7 @@ def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[d
         "",
         *_about_loading(model),
         "```python",
-        *(() if is_flat(model) else ("import rebased.models.hf",)),
+        *(f"import {module}" for module in imports),
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         f"model = AutoModelForCausalLM.from_pretrained({folder})",
@@ -110,29 +117,45 @@ def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[d
             "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
         ]
     settings = run.get("config", {"model": config.model_dump(mode="json")})
-    lines += ["```", "", *_about_training(record)]
+    lines += ["```", "", *_about_training(record, config.own_modules())]
     lines += ["## Config", "", "```json", json.dumps(settings, indent=1), "```", ""]
     return "\n".join(lines)
 
 
 def _about_loading(model: LanguageModel) -> list[str]:
-    if not is_flat(model):
-        others = sorted({mixer.name for mixer in model.config.mixers} - {*FLAT_MIXERS})
-        return [f"To load it, `pip install 'rebased[hf]'`: it computes {', '.join(others)}.", ""]
-    return [
-        f"`{FLAT}` in this folder computes it in plain torch and needs transformers alone. With `pip install "
-        "'rebased[hf]'` and `import rebased.models.hf`, the same folder loads without `trust_remote_code`, with fast "
-        "kernels.",
-        "",
-    ]
+    if is_flat(model):
+        return [
+            f"`{FLAT}` in this folder computes it in plain torch and needs transformers alone. With rebased "
+            f"({INSTALLED}) and `import rebased.models.hf`, the same folder loads without `trust_remote_code`, with "
+            "fast kernels.",
+            "",
+        ]
+    own = model.config.own_mixers()
+    names = [_in_words(mixer) for mixer in model.config.mixers if not _is_flat(mixer) and mixer.name not in own]
+    computes = f"; it computes {', '.join(dict.fromkeys(names))}" if names else ""
+    lines = [f"To load it, install rebased: {INSTALLED}{computes}.", ""]
+    if own:
+        modules = ", ".join(f"`{module}`" for module in model.config.own_modules())
+        lines += [
+            f"Not part of rebased: {', '.join(own)}. Below, {modules} stands for your file that registers it.",
+            "",
+        ]
+    return lines
 
 
-def _about_training(record: list[dict[str, Any]]) -> list[str]:
+def _in_words(mixer: MixerConfig) -> str:
+    """A mixer and what is around it: "rebased with conv_width 4"."""
+    options = [f"{key} {value}" for key, value in mixer.chosen_options().items()]
+    return f"{mixer.name} with {' and '.join(options)}" if options else mixer.name
+
+
+def _about_training(record: list[dict[str, Any]], own_modules: list[str]) -> list[str]:
     if not record:
         return ["It came without a record: what it was trained on is not known.", ""]
     run, end = record[0], record[-1]
     corpus, code, data = run["corpus"], run["code"], run["config"]["data"]
     steps, rows, length = end["step"], run["config"]["train"]["batch_size"], data["seq_len"]
+    words = ["rebased lm train --config config.yaml", *(f"--import {module}" for module in own_modules)]
     lines = [
         "## Training",
         "",
@@ -140,7 +163,7 @@ def _about_training(record: list[dict[str, Any]]) -> list[str]:
         f"{corpus['tokens']['train']:,} tokens, tokenizer {corpus['tokenizer']}, checksum of the text "
         f"`{corpus['sha256']}`. Code version {code['version']}, commit `{code['commit']}`.",
         *([f"The text: {run['text']}"] if "text" in run else []),
-        f"The same run: `rebased lm train --config config.yaml` with the config below (digest `{run['digest']}`).",
+        f"The same run: `{' '.join(words)}` with the config below (digest `{run['digest']}`).",
         "",
     ]
     if measured := [split for split in SPLITS if split in end]:

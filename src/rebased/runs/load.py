@@ -10,7 +10,9 @@ from rebased.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, voc
 from rebased.files import read_json
 from rebased.models import LanguageModel
 from rebased.models.weights import WEIGHTS, load_model
+from rebased.runs.configs import run_kind
 from rebased.runs.folder import CONFIG
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.shipped import ABOUT, TEXT_MODEL, find_model, model_name
 from rebased.runs.synthetic_config import SyntheticRunConfig
@@ -170,7 +172,7 @@ def open_model(
     task without keys and values, or cannot be opened as a model of text.
     """
     config = _config(path)
-    if "task" not in config:
+    if not config or run_kind(config) is LMRunConfig:
         return open_text_model(path, tokenizer, data, device)
     task = config["task"]["name"]
     if task not in RECALL_TASKS:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebased.mixers import mixer_class
-from rebased.mixers.checks import PACKAGE
+from rebased.mixers.checks import is_own
 from rebased.runs.run_config import RunConfig
 
 KEY = "own_code"
@@ -19,9 +18,8 @@ KEY = "own_code"
 
 def own_code(config: RunConfig) -> dict[str, str]:
     """{"mixer 'own'": checksum} for each mixer and the task of a run that is not of this package."""
-    classes: dict[str, type] = {f"mixer {mixer.name!r}": mixer_class(mixer.name) for mixer in config.model.mixers}
-    classes |= config.classes()
-    own = {what: cls for what, cls in classes.items() if cls.__module__.partition(".")[0] != PACKAGE}
+    own: dict[str, type] = {f"mixer {name!r}": cls for name, cls in config.model.own_mixers().items()}
+    own |= {what: cls for what, cls in config.classes().items() if is_own(cls)}
     return {what: found for what, cls in own.items() if (found := checksum(cls))}
 
 

@@ -148,9 +148,6 @@ class _Split(Part):
 class _Norm(Part):
     mean: float | None  # None: not finite
     sd: float | None
-    low: float | None = None
-    high: float | None = None
-    counts: list[Count] | None = None  # compact records have no histogram
 
 
 class _Epoch(Part):
@@ -186,7 +183,8 @@ def check(schema: type[BaseModel], value: object) -> None:
         raise ValueError(f"{where}: {first['msg']}{given}") from error
 
 
-def _fits(schema: type[BaseModel], value: object) -> bool:
+def fits(schema: type[BaseModel], value: object) -> bool:
+    """True if a value fits a schema."""
     try:
         check(schema, value)
     except ValueError:
@@ -196,12 +194,12 @@ def _fits(schema: type[BaseModel], value: object) -> bool:
 
 def is_whole(line: dict[str, Any]) -> bool:
     """True if the line has the fields of its type that every kind of run has."""
-    return line["type"] not in ("run", "resume") or _fits(_Where, line)
+    return line["type"] not in ("run", "resume") or fits(_Where, line)
 
 
 def is_whole_epoch(line: dict[str, Any], run: dict[str, Any]) -> bool:
     """True if the line of an epoch has all its numbers and they are possible. `run` is the record's first line."""
-    return _fits(_Epoch, line) and (not run["config"].get("task", {}).get("held_out") or bool(line.get("held_out")))
+    return fits(_Epoch, line) and (not run["config"].get("task", {}).get("held_out") or bool(line.get("held_out")))
 
 
 def check_run(run: dict[str, Any]) -> None:
@@ -222,7 +220,7 @@ def check_run(run: dict[str, Any]) -> None:
 
 def is_by_distance(value: object) -> TypeGuard[list[dict[str, Any]]]:
     """True if it is what a run records of AR tokens by distance, with all numbers that a report needs."""
-    if not _fits(_ByDistance, {"classes": value}):
+    if not fits(_ByDistance, {"classes": value}):
         return False
     spans = [(at["nearest"], at["farthest"]) for at in value]  # type: ignore[attr-defined]
     powers = all(nearest.bit_count() == 1 and farthest == 2 * nearest - 1 for nearest, farthest in spans)

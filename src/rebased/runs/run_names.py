@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rebased.runs.configs import run_kind
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import DEFAULT_TASK, Task, task_class
@@ -90,13 +91,17 @@ def task_names(runs: Sequence[dict[str, Any]]) -> list[str]:
 
     Other settings in which tasks of the same name differ are added in parentheses.
     """
-    sizes = [
-        sizes_of(run["task"]) if "task" in run else f"{Path(run['data']['folder']).name}, T = {run['data']['seq_len']}"
-        for run in runs
-    ]
-    settings = [task_settings(run["task"]) if "task" in run else run["data"] for run in runs]
-    added = differences(sizes, settings, [()] * len(runs))
+    described = [_size_and_settings(run) for run in runs]
+    sizes = [size for size, _ in described]
+    added = differences(sizes, [settings for _, settings in described], [()] * len(runs))
     return [f"{size} ({more})" if more else size for size, more in zip(sizes, added, strict=True)]
+
+
+def _size_and_settings(run: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if run_kind(run) is LMRunConfig:
+        data = run["data"]
+        return f"{Path(data['folder']).name}, T = {data['seq_len']}", data
+    return sizes_of(run["task"]), task_settings(run["task"])
 
 
 def task_settings(task: dict[str, Any]) -> dict[str, Any]:

@@ -13,20 +13,25 @@ from rebased.files import locked
 from rebased.runs.folder import check_holds
 from rebased.runs.provenance import describe_code
 from rebased.runs.record import Record
+from rebased.runs.record_schema import Part, fits
 
 LOG = "sweep.jsonl"
-REQUIRED: dict[str, dict[str, type]] = {  # keys that each type of line must have
-    "sweep": {"runs": list},
-    "failed": {"digest": str, "error": str},
-    "retry": {"digest": str},
-}
 
 
-def _is_whole(line: dict[str, Any]) -> bool:
-    """Whether a line has the keys that its type needs, with values of the right types."""
-    required = REQUIRED.get(line["type"], {})
-    present = all(isinstance(line.get(key), kind) for key, kind in required.items())
-    return present and (line["type"] != "sweep" or all(isinstance(digest, str) for digest in line["runs"]))
+class _Sweep(Part):
+    runs: list[str]
+
+
+class _Failed(Part):
+    digest: str
+    error: str
+
+
+class _Retry(Part):
+    digest: str
+
+
+SCHEMAS: dict[str, type[Part]] = {"sweep": _Sweep, "failed": _Failed, "retry": _Retry}
 
 
 class SweepLog:
@@ -37,7 +42,7 @@ class SweepLog:
 
     @property
     def _lines(self) -> list[dict[str, Any]]:
-        return [line for line in self._record.lines if _is_whole(line)]
+        return [line for line in self._record.lines if fits(SCHEMAS.get(line["type"], Part), line)]
 
     @property
     def damaged(self) -> int:

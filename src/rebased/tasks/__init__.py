@@ -8,7 +8,7 @@ from rebased.tasks.copying import Copying
 from rebased.tasks.forgetting_mqar import ForgettingMQAR
 from rebased.tasks.fuzzy_recall import FuzzyRecall
 from rebased.tasks.memorisation import Memorisation
-from rebased.tasks.mqar import MQAR, PAIRS_BY_LENGTH
+from rebased.tasks.mqar import MQAR
 from rebased.tasks.needle import Needle
 from rebased.tasks.ngram_copying import NgramCopying
 from rebased.tasks.noisy_recall import NoisyRecall
@@ -21,7 +21,6 @@ __all__ = [
     "DEFAULT_TASK",
     "IGNORE",
     "MQAR",
-    "PAIRS_BY_LENGTH",
     "AnyTask",
     "Batch",
     "CompositionalMQAR",

@@ -12,7 +12,6 @@ from rebased.tasks.contract import BLOCK_ROWS, IGNORE, Examples, Split, Task, re
 from rebased.tasks.draws import draw_distinct, draw_slots, mix_seed
 
 FILLER = 0
-PAIRS_BY_LENGTH = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}  # the paper's Figure 1
 
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # 0.01 in the paper; at 1 every slot is as likely
 

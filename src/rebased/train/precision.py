@@ -1,7 +1,7 @@
 """The precision of matrix products, and what torch keeps of it for the whole process."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 
@@ -15,12 +15,9 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
     return name
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """bf16: products in bf16, but weights, norms, sums and the residual stream in fp32.
-
-    Each weight is cast once per forward pass, so a cache of casts would only hold memory.
-    """
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    """The dtype of the layers' products (models/precision.py); None: that of the weights."""
+    return torch.bfloat16 if precision == "bf16" else None
 
 
 @contextmanager

@@ -213,6 +213,9 @@ def test_the_command_reads_bundles_and_folders_of_runs(
         (folder / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
     assert rebased("lm", "compare", "some.jsonl.gz", "runs") == 0
     assert capsys.readouterr().out == to_markdown(compare_language_models(runs))
+    Path("survey.json").write_text('{"name": "survey", "entries": [{"model": "ReBased", "values": {"all": 16.5}}]}')
+    assert rebased("lm", "compare", "some.jsonl.gz", "runs", "--reference-values", "survey.json") == 0
+    assert "survey" in capsys.readouterr().out
     write_bundle([fake_run()], Path("mqar.jsonl.gz"))
     assert rebased("lm", "compare", "some.jsonl.gz", "mqar.jsonl.gz") == 0
     assert "Left out, no language models: " in capsys.readouterr().out

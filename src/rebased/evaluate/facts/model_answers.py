@@ -10,6 +10,7 @@ from rebased.config import grouped
 from rebased.evaluate.facts.episodes import Episode
 from rebased.mixers import eval_mode
 from rebased.models import IGNORE, LanguageModel
+from rebased.models.precision import autocast
 
 
 class Answer(NamedTuple):
@@ -104,7 +105,7 @@ def to_batch(episodes: Sequence[Episode], device: torch.device) -> tuple[Tensor,
 def _answer(model: LanguageModel, episodes: Sequence[Episode], dtype: torch.dtype | None) -> list[list[Answer]]:
     weight = model.embedding.weight
     tokens, labels = to_batch(episodes, weight.device)
-    with torch.autocast(weight.device.type, dtype=dtype, enabled=dtype is not None):
+    with autocast(dtype, weight.device):
         hidden = model.hidden(tokens)  # [B,T,D]
     at = labels != IGNORE
     logits = model.logits(hidden[at].to(weight.dtype))  # [n,vocab]: few positions are asked about

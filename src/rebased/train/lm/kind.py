@@ -5,9 +5,9 @@ from functools import cache
 from typing import Any
 
 from rebased.runs.lm_config import LMRunConfig
-from rebased.train.kinds import TrainingKind, block_inputs, sequence_work
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.lm.workload import LMWorkload
+from rebased.train.training_kind import TrainingKind, block_inputs, sequence_work
 from rebased.train.world import World, refusal, started_processes
 
 SHORTEST = 64  # tokens of a shortened sequence

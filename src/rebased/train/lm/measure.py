@@ -10,7 +10,9 @@ from rebased.data import Windows, spread_rows
 from rebased.evaluate.text import evaluate_text
 from rebased.files import without_nan
 from rebased.models import IGNORE, LanguageModel
+from rebased.runs.run_config import Precision
 from rebased.train.lm.step import LMStep, to_device
+from rebased.train.precision import autocast_dtype
 from rebased.train.world import World
 
 
@@ -19,7 +21,7 @@ def measure(
     windows: Windows,
     max_windows: int | None,
     batch_size: int,
-    precision: str,
+    precision: Precision,
     world: World,
     on_progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def measure(
     """
     chosen = spread_rows(len(windows), max_windows)
     rows = chosen[world.rank :: world.size]
-    dtype = torch.bfloat16 if precision == "bf16" else None
+    dtype = autocast_dtype(precision)
     on_progress(0, len(rows))
     local = None
     if len(rows):

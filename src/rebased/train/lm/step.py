@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel
+from rebased.models.precision import autocast
 from rebased.ops import linear_cross_entropy
 from rebased.runs.lm_config import LMTrainConfig
 from rebased.runs.run_config import Precision
@@ -18,7 +19,7 @@ from rebased.runs.schedule import step_lr
 from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.oom import update
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
-from rebased.train.precision import autocast, choose_precision
+from rebased.train.precision import autocast_dtype, choose_precision
 from rebased.train.world import World
 
 
@@ -31,7 +32,7 @@ class TokenLoss(nn.Module):
 
     def forward(self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         """The summed loss in nats, a scalar: tokens, labels [B,T]."""
-        with autocast(self.precision, tokens.device):
+        with autocast(autocast_dtype(self.precision), tokens.device):
             hidden = self.model.hidden(tokens, cu_seqlens)
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.embedding.weight, labels.flatten())
 

@@ -8,8 +8,8 @@ from typing import Any
 from rebased.models import LMConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig, longest
 from rebased.tasks import IGNORE, Task
-from rebased.train.kinds import TrainingKind, block_inputs, sequence_work
 from rebased.train.synthetic.workload import SyntheticWorkload
+from rebased.train.training_kind import TrainingKind, block_inputs, sequence_work
 from rebased.train.world import World
 
 LABELLED_ROWS = 256  # examples over which labels are averaged: their number can differ from row to row

@@ -8,11 +8,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rebased.models import IGNORE, LanguageModel
+from rebased.models.precision import autocast
 from rebased.runs.run_config import Compile, Precision
 from rebased.tasks import Questions
 from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.oom import update
-from rebased.train.precision import autocast
+from rebased.train.precision import autocast_dtype
 
 
 class Step:
@@ -49,7 +50,7 @@ class Step:
         labels = (batch.targets != IGNORE).sum()
         mean = torch.zeros((), dtype=self.model.embedding.weight.dtype, device=labels.device)
         for part in batch.split(self.micro_batch or len(batch.inputs)):
-            with autocast(self.precision, labels.device):
+            with autocast(autocast_dtype(self.precision), labels.device):
                 loss = self.loss_at(*part) / labels
             loss.backward()
             mean += loss.detach()

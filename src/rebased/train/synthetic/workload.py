@@ -13,6 +13,7 @@ from rebased.evaluate.accuracy import evaluate
 from rebased.evaluate.norms import norm_statistics
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel
+from rebased.models.precision import autocast
 from rebased.models.weights import save_model
 from rebased.runs.schedule import epoch_lr
 from rebased.runs.synthetic_config import SyntheticRunConfig, reported
@@ -20,7 +21,7 @@ from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, fi
 from rebased.tasks.draws import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
-from rebased.train.precision import autocast, choose_precision
+from rebased.train.precision import autocast_dtype, choose_precision
 from rebased.train.sinks import StepReport
 from rebased.train.synthetic.step import CapturedStep, Step
 from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
@@ -182,7 +183,7 @@ class SyntheticWorkload(Workload):
     def test(self, segments: Sequence[Segment], examples: Sequence[Examples]) -> dict[str, Any]:
         """The accuracies on a split, as the record holds them."""
         batch = self.config.train.batch_size
-        with autocast(self.precision, self.world.device):
+        with autocast(autocast_dtype(self.precision), self.world.device):
             return self.fit(lambda: evaluate(self.model, segments, examples, self.micro_batch or batch), batch)
 
     def is_save_due(self, seconds: float) -> bool:
