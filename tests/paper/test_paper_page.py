@@ -3,6 +3,7 @@
 import copy
 import gzip
 import lzma
+import subprocess
 from functools import cache, partial
 from html import escape
 from math import isnan
@@ -433,9 +434,39 @@ def test_which_plans_came_first() -> None:
     """If this fails: python -m scripts.ship_paper"""
     try:
         made = ship_paper.plans_that_came_first(ROOT)
-    except (ValueError, OSError) as error:  # no history here, or no git
+    except ship_paper.NoHistory as error:
         pytest.skip(str(error))
     assert made == read_json(PLANNED / CAME_FIRST)
+
+
+def test_a_plan_came_first_word_by_word(tmp_path: Path) -> None:
+    """Changed conclusions count as another plan. Runs that the plan calls known do not count."""
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    try:
+        git("init")
+    except FileNotFoundError:
+        pytest.skip("git is missing")
+    folder = tmp_path / "results" / "one"
+    folder.mkdir(parents=True)
+    test = "{name: '', value: held_out, a: {model: ReBased}, b: {model: Based}, runs: 1}"
+    (folder / "plan.md").write_text(
+        f"If so: yes.\n```yaml\ncorrect: none\nknown: {{train.lr: 0.5}}\ntests: [{test}]\n```\n"
+    )
+    git("add", ".")
+    git("commit", "-m", "a plan")
+    head = git("rev-parse", "HEAD").strip()
+    runs = [fake_run("rebased", seed=1, commit=head), fake_run("based", seed=1, lr=0.5, commit="0" * 40)]
+    write_bundle(runs, folder / "one.jsonl.gz")
+    assert ship_paper.plans_that_came_first(tmp_path) == {"one": True}
+    (folder / "plan.md").write_text((folder / "plan.md").read_text().replace("yes", "no"))
+    assert ship_paper.plans_that_came_first(tmp_path) == {"one": False}
+    write_bundle([fake_run("rebased", seed=1, commit="0" * 40)], folder / "one.jsonl.gz")
+    with pytest.raises(ship_paper.NoHistory, match="no commit 0000"):
+        ship_paper.plans_that_came_first(tmp_path)
 
 
 def test_a_planned_test_takes_the_place_of_earlier_claims() -> None:
