@@ -70,7 +70,7 @@ EXPERIMENTS = (
         (
             "rebased sweep figure1            # all of it: 2,000 runs; figure7 has 1,600 more",
             "rebased sweep results/figure1-t256/sweep.yaml  # T = 128 and 256, D = 64 and 128, three seeds: 120 runs",
-            "rebased sweep results/figure7-t256/sweep.yaml  # the other two models of Figure 7: 48 runs",
+            "rebased sweep results/figure7-t256/sweep.yaml  # both pairs of Figure 7: 40 runs",
             "rebased sweep results/figure10-weight-decay/sweep.yaml  # no weight decay: 5 runs",
         ),
     ),
