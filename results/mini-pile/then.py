@@ -69,11 +69,10 @@ def variant(settings: dict, seed: int, longer: float, wider: int) -> dict:
 def following(part: str, models: list[list[dict]]) -> list[dict]:
     """The runs of a part. ValueError if a model that it has still needs a rate."""
     if part == "edge":
-        return [
-            runs[0] | {"train": runs[0]["train"] | {"lr": rate}}
-            for runs in models
-            if (rate := beyond(runs)) is not None
-        ]
+        more = [(runs[0], rate) for runs in models if (rate := beyond(runs)) is not None]
+        if not more:
+            raise ValueError("no model's best rate is at an edge: go on with the other parts")
+        return [settings | {"train": settings["train"] | {"lr": rate}} for settings, rate in more]
     group, longer, wider = PARTS[part]
     models = [runs for runs in models if is_kernel(runs[0]) == (group == "kernels")]
     if missing := [beyond(runs) for runs in models if beyond(runs) is not None]:

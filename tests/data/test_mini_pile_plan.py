@@ -66,7 +66,8 @@ def test_a_best_rate_at_an_edge_asks_for_one_more_first(
     assert [config["train"]["lr"] for config in edge] == pytest.approx([more] * 8)
     assert {config["train"]["seed"] for config in edge} == {41}
     made = [*runs, *(Run("", record_of(config, config["train"]["lr"], best)) for config in edge)]
-    assert ask("edge", made) == []
+    with pytest.raises(ValueError, match="no model's best rate is at an edge"):
+        ask("edge", made)  # one more, and not another one after it
     assert {config["train"]["lr"] for config in ask("models", made)} == {best}
     better = [*runs, *(Run("", record_of(config, lr := config["train"]["lr"], lr)) for config in edge)]
     for run in better[:24]:
@@ -75,7 +76,8 @@ def test_a_best_rate_at_an_edge_asks_for_one_more_first(
 
 
 def test_no_rate_is_asked_for_where_the_best_is_in_the_middle(ask: Callable[..., list[dict[str, Any]]]) -> None:
-    assert ask("edge", runs_of_rates()) == []
+    with pytest.raises(ValueError, match="no model's best rate is at an edge"):
+        ask("edge", runs_of_rates())
 
 
 def test_each_model_is_trained_at_its_best_rate_with_new_seeds(following: dict[str, list[dict[str, Any]]]) -> None:

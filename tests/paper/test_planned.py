@@ -14,10 +14,19 @@ from paper_records import probe_record
 from rebased.paper.evidence import read_evidence
 from rebased.paper.page import runs_made
 from rebased.paper.plan_file import Plan, plans_in, read_plan
-from rebased.paper.planned import CAME_FIRST, JudgedPlan, gap_growth, judge_folders, judge_plan, outcome_row
+from rebased.paper.planned import (
+    CAME_FIRST,
+    JudgedPlan,
+    describes,
+    gap_growth,
+    judge_folders,
+    judge_plan,
+    outcome_row,
+)
 from rebased.report.probe.cells import live_mean
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
+from rebased.train.sweep.grid import load_sweep
 
 RESULTS = Path(__file__).parents[2] / "results"
 PLANS = plans_in(RESULTS) | plans_in(RESULTS / "mixers")
@@ -247,6 +256,21 @@ def test_committed_plans_can_be_read(name: str) -> None:
     """Each lies beside its sweep, and states how many runs it needs."""
     assert (PLANS[name].parent / "sweep.yaml").exists()
     assert read_plan(PLANS[name]).tests
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if not name.startswith("mini-pile")])
+def test_a_committed_sweep_makes_the_runs_that_its_plan_needs(name: str) -> None:
+    """No more and no fewer. Of a sweep in stages one value of the setting is trained."""
+    plan, sweep = read_plan(PLANS[name]), load_sweep(PLANS[name].parent / "sweep.yaml", {})
+    runs = [Run("", [{"type": "run", "config": point.config.model_dump(mode="json")}]) for point in sweep.points]
+    for test in (*plan.tests, *plan.shown):
+        for which, wanted in zip((test.a, test.b), test.wanted, strict=True):
+            found = [run for run in runs if which and describes(which, run)]
+            rates = {run.lr for run in found} if sweep.select else {0.0}
+            assert len(found) == wanted * len(rates or {0.0})
+            if test.less is not None:
+                others = [(run.model, run.seed) for run in runs if describes(test.less, run)]
+                assert all(others.count((run.model, run.seed)) == 1 for run in found)
 
 
 def test_the_page_about_gates_says_what_its_plan_says() -> None:
