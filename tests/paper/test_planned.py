@@ -172,13 +172,13 @@ def test_the_value_of_the_run_of_the_same_seed_is_subtracted(tmp_path: Path) -> 
         groups = {
             which: {"model": name, "model.embed_dropout": 0.2} for which, name in (("a", "Based"), ("b", "ReBased"))
         }
-        return text_answer(tmp_path, runs, value="loss.all", less={"model.embed_dropout": 0}, **groups)
+        return text_answer(tmp_path, runs, value="loss_change", less={"model.embed_dropout": 0}, **groups)
 
     assert said(based=0.0, rebased=0.2) == "holds"
     assert said(based=0.2, rebased=0.0) == "contradicted"
     assert said(based=0.2, rebased=0.2) == "equal"
     runs = [text_run(model, seed, **with_dropout) for model in ("based", "rebased") for seed in (1, 2, 3)]
-    assert text_answer(tmp_path, runs, value="loss.all", less={"model.embed_dropout": 0}) == "incomplete"
+    assert text_answer(tmp_path, runs, value="loss_change", less={"model.embed_dropout": 0}) == "incomplete"
 
 
 def test_ious_of_live_heads_of_all_heads_and_of_the_best(tmp_path: Path) -> None:

@@ -19,7 +19,16 @@ class PlannedTest(Config):
 
     name: str
     value: Literal[
-        "held_out", "began", "loss.all", "loss.ar", "loss.non_ar", "gap_growth", "iou.live", "iou.mean", "iou.best"
+        "held_out",
+        "began",
+        "loss.all",
+        "loss.ar",
+        "loss.non_ar",
+        "loss_change",  # of all tokens, since the run that `less` describes
+        "gap_growth",  # of overfitting since the first pass
+        "iou.live",
+        "iou.mean",
+        "iou.best",
     ]
     a: dict[str, Any]  # `model` is the name of a model, or a list of names; other keys are paths of settings
     b: dict[str, Any] = Field(default_factory=dict)
@@ -27,7 +36,7 @@ class PlannedTest(Config):
     runs: int | tuple[int, int]  # of a and of b
     test: Literal["welch", "permutation", "fisher"] = "welch"
     strata: str | None = None  # the path of a setting: labels are permuted, and differences taken, within its values
-    less: dict[str, Any] | None = None  # settings of the run of the same model and seed whose value is subtracted
+    less: dict[str, Any] | None = None  # settings of the run of the same model and seed whose loss is subtracted
     margin: float | None = None  # a difference below it does not matter; Fisher's test has none
     note: str = ""  # what the reader must be told beside the answer
 
@@ -37,6 +46,8 @@ class PlannedTest(Config):
             raise ValueError(f"test {self.name!r}: a needs `model`, and b needs it too or there is a `level`")
         if self.level is not None and self.test != "welch":
             raise ValueError(f"test {self.name!r}: a level has no runs to exchange; use test: welch")
+        if (self.value == "loss_change") != (self.less is not None):
+            raise ValueError(f"test {self.name!r}: value: loss_change and `less` belong together")
         if self.claims_no_loss and (self.margin is None or self.test == "fisher"):
             raise ValueError(f"test {self.name!r} needs a margin, and a test of means")
         return self

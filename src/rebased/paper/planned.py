@@ -222,10 +222,10 @@ def values_of(value: str, evidence: Evidence) -> Iterator[Valued]:
         for _, probe in evidence.probes:
             iou = probe["layers"][-1]["iou"]
             yield run_of(probe), live_mean(iou["by_head"]) if part == "live" else iou[part]
-    elif kind in ("loss", "gap_growth"):
+    elif kind in ("loss", "loss_change", "gap_growth"):
         for run in evidence.lm_runs:
             if is_finished(run) and "test" in run.lines[-1]:
-                yield run, gap_growth(run) if kind == "gap_growth" else run.lines[-1]["test"][part]["loss"]
+                yield run, gap_growth(run) if kind == "gap_growth" else run.lines[-1]["test"][part or "all"]["loss"]
     else:
         for run in evidence.runs:
             if run.status in COUNTED:
