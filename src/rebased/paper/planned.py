@@ -18,6 +18,7 @@ from rebased.files import read_json
 from rebased.paper.evidence import Evidence, read_evidence
 from rebased.report.lm.models import is_finished, training_loss
 from rebased.report.probe.cells import live_mean, run_of
+from rebased.report.probe.files import Probe
 from rebased.report.synthetic.cells import COUNTED, has_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
@@ -64,6 +65,7 @@ class Outcome(NamedTuple):
     p: float  # corrected, if the plan corrects; nan if runs are missing
     answer: Answer
     is_shown: bool = False  # beside the tests of the plan: it decides nothing
+    welch_p: float = nan  # of Welch's test, corrected as p is
 
     @property
     def counts(self) -> tuple[str, str]:
@@ -85,9 +87,9 @@ class Outcome(NamedTuple):
     @property
     def fragile(self) -> str:
         """A warning if permutations decide and Welch's test does not, which allows groups of unequal spread."""
-        if self.test.test != "permutation" or self.effect is None or not self.p < ALPHA <= self.effect.p:
+        if self.test.test != "permutation" or not self.p < ALPHA <= self.welch_p:
             return ""
-        return f"fragile: Welch's test has p {equals(self.effect.p)}"
+        return f"fragile: Welch's test has p {equals(self.welch_p)}"
 
     def to_record(self) -> dict[str, Any]:
         """The outcome as JSON data; p is None if runs are missing."""
@@ -101,6 +103,7 @@ class JudgedPlan(NamedTuple):
     outcomes: list[Outcome]  # none if there are no runs
     runs: Sequence[Run] = ()
     came_first: bool = False  # each commit that a run names holds the plan, with the same tests
+    probes: Sequence[Probe] = ()
 
     @property
     def mark(self) -> str:
@@ -133,7 +136,8 @@ def judge_folders(folder: Path) -> dict[str, JudgedPlan]:
             continue
         evidence = read_evidence(others)
         runs = [*evidence.runs, *evidence.lm_runs]
-        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)))
+        probes = [probe for _, probe in evidence.probes]
+        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)), probes)
     return found
 
 
@@ -141,8 +145,8 @@ def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
     """One outcome per planned test, then one per test that is only shown."""
     found = [examine(test, evidence) for test in plan.tests]
     if plan.correct == "holm":
-        corrected = holm([outcome.p for outcome in found])
-        found = [outcome._replace(p=p) for outcome, p in zip(found, corrected, strict=True)]
+        corrected = [holm([outcome.p for outcome in found]), holm([outcome.welch_p for outcome in found])]
+        found = [outcome._replace(p=p, welch_p=welch_p) for outcome, p, welch_p in zip(found, *corrected, strict=True)]
     shown = [examine(test, evidence)._replace(is_shown=True) for test in plan.shown]
     return [decide(outcome) for outcome in (*found, *shown)]
 
@@ -176,7 +180,7 @@ def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
     shuffled = test.test == "permutation"
     interval, p = (permutation_interval(a, b), permutation_p(a, b)) if shuffled else (found.interval(), found.p)
     answer: Answer = "holds" if found.difference > 0 else "contradicted"
-    return Outcome(test, (found.n_a, found.n_b), None, found, interval, p, answer)
+    return Outcome(test, (found.n_a, found.n_b), None, found, interval, p, answer, welch_p=found.p)
 
 
 def decide(outcome: Outcome) -> Outcome:
