@@ -31,7 +31,7 @@ from benchmarks.machine import write_record
 from rebased.ops import REBASED, poly_attention
 
 TOKENS, HEADS, K, V = 32_768, 12, 16, 64
-LENGTHS = (256, 1024)
+LENGTHS = (256, 1024, 2048)
 OTHERS = (96, 300, 512, 640, 2048, 4096)  # lengths that a process meets between its two measurements
 CALLS, ROUNDS = 50, 9
 

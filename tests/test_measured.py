@@ -1,5 +1,6 @@
 """The tables of what was measured on MQAR and enwik8 say what the committed records say."""
 
+import csv
 from collections.abc import Container
 from functools import cache
 from itertools import takewhile
@@ -163,3 +164,31 @@ def test_six_passes_over_enwik8() -> None:
         kind, _, keys = model.partition(", keys of ")
         means = [fmean(values) for values in found.by_distance[name_of(kind, keys)].values()]
         assert cells == [f"{mean:#.3g}" if mean >= 10 else f"{mean:.2f}" for mean in means[2:]]
+
+
+def test_one_pass_over_enwik8() -> None:
+    found = compare_language_models(evidence("enwik8-one-pass/enwik8-one-pass.jsonl.gz").lm_runs)
+    rows = table_of("| perplexity after one pass", ENWIK8)
+    assert sorted(rows) == sorted(found.models)
+    for model, (seeds, *cells) in rows.items():
+        assert seeds == str(len(found.models[model]))
+        for part, digits, cell in zip(("all", "ar", "non_ar"), (1, 1, 0), cells, strict=True):
+            spread = describe(list(found.values(model, part).values()))
+            assert cell == f"{spread.mean:.{digits}f} ± {(spread.high - spread.low) / 2:.{digits}f}"
+    means = (rows[model][1].partition(" ")[0] for model in ("Attention", "Based", "ReBased"))
+    assert f"| {', '.join(means)} |" in (ROOT / "README.md").read_text()
+
+
+def test_recall_in_the_suite_campaign() -> None:
+    with (ROOT / "results" / "suites" / "campaign" / "runs.csv").open() as file:
+        runs = [run for run in csv.DictReader(file) if run["task"] == "MQAR"]
+    rows = table_of("| mixer | 9,216 bytes | 24,576 bytes", (ROOT / "docs" / "suite.md").read_text())
+    assert set(rows) == {run["mixer"] for run in runs}
+    for mixer, (*recall, learned) in rows.items():
+        began = []
+        for state_bytes, cell in zip(("9216", "24576"), recall, strict=True):
+            own = [run for run in runs if run["mixer"] == mixer and run["state_bytes"] == state_bytes]
+            spread = describe([float(run["held_out"]) for run in own if run["stage"] == "score"])
+            assert cell == f"{spread.mean:.2f} ± {(spread.high - spread.low) / 2:.2f}"
+            began.append(str(sum(run["began"] == "1" for run in own if run["stage"] == "choose")))
+        assert learned == ", ".join(began)

@@ -14,7 +14,6 @@ from rebased.evaluate.harness.tasks import (
     build_task,
     facts_in_context,
     mqar_in_words,
-    task_names,
 )
 
 
@@ -67,7 +66,6 @@ def test_twice_reads_the_context_twice(facts: Path) -> None:
 
 
 def test_what_a_task_lacks_is_said() -> None:
-    assert len(task_names()) == 14
     with pytest.raises(ValueError, match="did you mean 'rebased_mqar_words_16'"):
         build_task("rebased_mqar_word_16")
     with pytest.raises(ValueError, match="needs a file; give it with --squad"):

@@ -9,16 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rebased.evaluate.mixer_contract import run_mixer_contract
 from rebased.mixers import (
     GLA,
     KDA,
     DeltaReBased,
     GatedBased,
     GatedDeltaNet,
+    GatedLinearAttention,
     GatedReBased,
+    LinearAttention,
     Mamba2,
     ReBased,
+    contract,
     forward_documents,
+    register_mixer,
 )
 from rebased.mixers.gated import LONG_MEMORY
 from tolerances import assert_near
@@ -77,6 +82,53 @@ def split_heads(mixer: Any, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     q, k, v = convolved(mixer, x).split(mixer.widths, dim=1)
     H = mixer.n_heads
     return list(zip(*(each.chunk(H, dim=1) for each in (q, k, v)), strict=True))
+
+
+SIMILARITIES: dict[str, Any] = {"1": lambda s: s / 2, "2": lambda s: s**2, "2 centred": lambda s: (4 * s**2 - 1) / 3}
+"""By degree, at a key width of 4. That of degree 1 is divided by its root, which matters to the norm's eps only."""
+
+
+def sum_of_degree(degree: str, gate: bool) -> Any:
+    options: dict[str, Any] = {"n_heads": 3, "key_width": 4, "value_width": 5, "delta": False, "gate": gate}
+    if degree == "1":
+        return build(GatedDeltaNet, **options, conv_width=0, output_gate="none")
+    return build(DeltaReBased, **options, centred=degree == "2 centred")
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("degree", SIMILARITIES)
+def test_a_sum_without_a_denominator(degree: str, gate: bool) -> None:
+    """Values weighted by similarities and gates, then the norm; and the numbers it holds."""
+    mixer, x = sum_of_degree(degree, gate), torch.randn(T, D, dtype=torch.float64)
+    decay = torch.ones(T, 3, dtype=x.dtype)
+    if gate and degree == "1":
+        step = functional.softplus(x @ mixer.proj_decay.weight.t() + mixer.time_step.dt_bias)
+        decay = torch.exp(-mixer.time_step.A_log.exp() * step)
+    elif gate:
+        decay = torch.sigmoid(x @ mixer.forget.weight.t() + mixer.forget.bias)
+    heads = []
+    for h, (q, k, v) in enumerate(split_heads(mixer, x)):
+        total = decay[:, h].log().cumsum(0)
+        kept = (total[:, None] - total).tril().exp().tril()
+        heads.append(rms((SIMILARITIES[degree](unit(q) @ unit(k).t()) * kept) @ v, mixer.head_norm.weight))
+    want = torch.cat(heads, dim=1) @ mixer.proj_o.weight.t()
+    assert_near(mixer(x.unsqueeze(0))[0], want, D, T, T, 16, D, condition=64.0)
+    gates = {"1": 3 * D + 2 * 3}.get(degree, 3 * D + 3)
+    assert count(mixer) == 2 * D * 12 + 2 * D * 15 + 5 + gate * gates
+    assert mixer.state_size(9) == 3 * {"1": 4, "2": 10, "2 centred": 11}[degree] * 5
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": True, "centred": True}], ids=str)
+def test_the_contract_of_a_sum(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sum(DeltaReBased):
+        added_later = ()
+
+        def __init__(self, d_model: int, *, device: Any = None, dtype: Any = None) -> None:
+            super().__init__(d_model, n_heads=2, key_width=4, delta=False, **options, device=device, dtype=dtype)
+
+    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
+    register_mixer("sum")(Sum)
+    assert [result for result in run_mixer_contract("sum") if not result.ok] == []
 
 
 @pytest.mark.parametrize(
@@ -179,11 +231,15 @@ def test_counts_are_those_of_public_code() -> None:
     assert Mamba2(D, d_state=N).state_size(9) == 2 * D * N + 3 * (2 * D + 2 * N)
     assert count(GatedReBased(D)) == count(ReBased(D)) + 12 * D + 12
     assert GatedReBased(D).state_size(9) == ReBased(D).state_size(9)
+    assert count(GatedLinearAttention(D, n_heads=H, key_width=K)) == 2 * D * H * K + 2 * D**2 + H * D + H
+    assert GatedLinearAttention(D, n_heads=H, key_width=K).state_size(9) == H * K * (D // H + 1)
 
 
-def test_a_gated_mixer_without_decay_is_the_mixer() -> None:
+@pytest.mark.parametrize(("with_gate", "without"), [(GatedReBased, ReBased), (GatedLinearAttention, LinearAttention)])
+def test_a_gated_mixer_without_decay_is_the_mixer(with_gate: type[nn.Module], without: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    gated, plain = GatedReBased(D, n_heads=2).double(), ReBased(D, n_heads=2).double()
+    gated: Any = with_gate(D, n_heads=2).double()
+    plain = without(D, n_heads=2).double()
     plain.load_state_dict({name: x for name, x in gated.state_dict().items() if not name.startswith("forget")})
     x = torch.randn(2, T, D, dtype=torch.float64)
     assert float(gated.gates(x)["log_decay"].detach().exp().mean()) == pytest.approx(0.999, abs=1e-3)
@@ -209,6 +265,7 @@ def test_memory_is_long_in_a_fresh_model() -> None:
         (DeltaReBased, {"conv_width": -1}, "conv_width -1"),
         (DeltaReBased, {"output_gate": "relu"}, "output_gate 'relu' is unknown"),
         (DeltaReBased, {"centred": True, "key_width": 1}, "only squares of keys"),
+        (GatedDeltaNet, {"delta": False, "negative": True}, "a sum .* does not have"),
         (GLA, {"n_heads": 5}, "2 n_heads = 10"),
         (Mamba2, {"head_width": 7}, "head_width 7 does not divide"),
     ],
@@ -228,6 +285,9 @@ def test_operations_between_tokens() -> None:
 
     one, two = (per_token("delta_rebased", n_heads=2, key_width=4, value_width=w) for w in (5, 6))
     assert two - one == 3 * (2 * 2 * 2 * D + 6 * 2 * 10)  # of v and of the output; of the memory
+    sizes = {"n_heads": 2, "key_width": 4, "value_width": 5}
+    rule, total = (per_token("delta_rebased", **sizes, delta=delta) for delta in (True, False))
+    assert rule - total == 3 * (2 * 2 * D + 2 * 2 * 10 * 5)  # the projection to beta; what the state returns for a key
     assert per_token("gated_based") - per_token("based") == 3 * 2 * 12 * D
 
 
@@ -236,6 +296,7 @@ def test_operations_between_tokens() -> None:
     [
         (DeltaReBased, {"n_heads": 2, "key_width": 4}),
         (DeltaReBased, {"n_heads": 2, "key_width": 4, "gate": True, "centred": True, "conv_width": 4}),
+        (DeltaReBased, {"n_heads": 2, "key_width": 4, "delta": False}),
         (GatedDeltaNet, {"n_heads": 2}),
         (KDA, {"n_heads": 2}),
         (GLA, {"n_heads": 2}),

@@ -23,6 +23,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 OURS = [name for name in mixer_names() if mixer_class(name).__module__.startswith("rebased.")]
 MIXERS = [
     *({"name": name, **ARGUMENTS.get(name, {})} for name in OURS),
+    {"name": "delta_rebased", "delta": False, "gate": True},
     {"name": "sliding_window", "n_heads": 3, "window": 5, "rotary": True},
     {"name": "sliding_window", "window": 1},
     {"name": "sliding_window", "window": 64},

@@ -24,7 +24,12 @@ PATTERNS: dict[str, tuple[Any, ...]] = {
     "shared weights": ({"name": "rebased", **HEADS, "norm_axis": "per_head"}, "attention"),
     **{name: (name,) for name in ("mamba", "rwkv", "hyena", "sliding_window", "previous_token")},
     "gates": tuple(
-        {"name": name, **HEADS} for name in ("gated_based", "gated_rebased", "delta_rebased", "linear_attention")
+        {"name": name, **HEADS}
+        for name in ("gated_based", "gated_rebased", "gated_linear_attention", "delta_rebased", "linear_attention")
+    ),
+    "sums": (
+        {"name": "delta_rebased", **HEADS, "delta": False, "centred": True},
+        {"name": "gated_delta_net", "n_heads": 2, "delta": False},
     ),
     "others' gates": (
         *({"name": name, "n_heads": 2} for name in ("gated_delta_net", "gla", "kda")),

@@ -168,8 +168,31 @@ def test_a_factor_is_described_by_its_planned_tests_and_its_time() -> None:
     disturbed = describe_factor(board, "square", rounds | {"Linear": [2.0, 4.8, 2.0]})
     assert disturbed.endswith("not clear: 0.50 to 2.20 times as long (1 pair of mixers, timed here in 3 rounds).")
     assert "times as long" not in describe_factor(board, "delta", {})
-    assert describe_factor(Board(SUITE, []), "square", {}) == ""
     assert three_sentences(board)[1] == "Decided at equal bytes of state: the square recalls more on 1 of 2 tasks."
+
+
+def test_a_factor_says_which_pairs_it_lacks() -> None:
+    """A sum with a denominator and a delta rule without one differ in two factors, so they are no pair."""
+    factors = {"ReBased": (False, True), "Delta": (True, False), "Normed": (False, False)}
+    mixers = {
+        name: {"mixer": {"name": "rebased", "n_heads": 1}, "factors": {"delta": delta, "denominator": denominator}}
+        for name, (delta, denominator) in factors.items()
+    }
+    suite = small_suite(mixers=mixers, drawn=[])
+    runs = [*suite_runs(suite, {"ReBased": 0.5, "Delta": 0.5, "Normed": 0.3})]
+    normed = [run for run in runs if run.settings["suite"]["mixer"] == "Normed"]
+    others = [run for run in runs if run not in normed]
+    smaller = [run for run in normed if run.settings["suite"]["state_bytes"] == 512]
+    assert describe_factor(Board(suite, others), "delta", {}) == (
+        "What the delta rule buys is not known yet: of 2 pairs of cells that differ in it alone none is complete."
+    )
+    partial = describe_factor(Board(suite, [*others, *smaller]), "delta", {})
+    assert partial.endswith("Pairs of cells that are complete: 1 of 2 on MQAR and overwriting.")
+    board = Board(suite, runs)
+    assert describe_factor(board, "denominator", {}) == (
+        "At equal bytes of state the denominator recalls more on MQAR (+0.20) and overwriting (+0.20)."
+    )
+    assert describe_factor(board, "centred", {}) == ""
 
 
 def test_a_wide_interval_is_undecided_and_a_small_difference_is_called_small() -> None:

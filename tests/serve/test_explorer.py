@@ -163,7 +163,7 @@ REFUSED = [
     ("recall", b"[]", 400, "should be an object"),
     ("recall", {"model": "mqar/rebased"}, 400, "tokens: Field required"),
     ("recall", RECALL | {"tokens": []}, 400, "at least 1 item"),
-    ("recall", RECALL | {"tokens": [160]}, 400, "token 160 is none of the model's, 0 to 159"),
+    ("recall", RECALL | {"tokens": [160]}, 400, "token 160 is out of range; the model has tokens 0 to 159"),
     ("recall", RECALL | {"tokens": [-1]}, 400, "greater than or equal to 0"),
     ("recall", RECALL | {"tokens": ["3"]}, 400, "valid integer"),
     ("recall", RECALL | {"tokens": [1] * (MAX_TOKENS + 1)}, 400, f"at most {MAX_TOKENS} items"),

@@ -57,7 +57,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert seen["noNumber"] == ["“<b>” is no token number; write whole numbers with spaces between them", "bad"]
     assert seen["composed"][1:] == ["", True]
     assert seen["composed"][0][0].endswith("of 2 questions answered")
-    assert seen["tooLarge"] == "token 900 is none of the model's, 0 to 159"
+    assert seen["tooLarge"] == "token 900 is out of range; the model has tokens 0 to 159"
     assert seen["attention"][0] == ["mqar/attention", "mqar/based"]
     assert seen["attention"][1] == "8 of 8 questions answered"
     assert "bytes after 32 tokens, and growing" in seen["attention"][2][0]

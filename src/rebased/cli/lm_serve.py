@@ -105,7 +105,8 @@ def lm_serve(
     """Serve a trained language model over HTTP, with OpenAI's endpoints and a page to try it.
 
     Ctrl-C, or SIGTERM, refuses new requests and lets those under way end; Ctrl-C again ends at once. If the environment
-    variable REBASED_API_KEY is set, requests must carry that key. JSON says where it listens, as soon as it does.
+    variable REBASED_API_KEY is set, requests must carry that key. With --json the address is written as soon as the
+    server listens.
 
     Parameters
     ----------

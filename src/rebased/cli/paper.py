@@ -32,7 +32,7 @@ from rebased.report.page import write_page
 from rebased.report.tables import Table
 
 COLOURS = {"reproduced": "green", "partly": "yellow", "in small part": "yellow"}
-COLOURS |= {"undecided": "cyan", "not reproduced": "red", "not run": "dim"}
+COLOURS |= {"undecided": "cyan", "not reproduced": "red", "not run": "dim", "shared": "dim"}
 
 
 def paper(

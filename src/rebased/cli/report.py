@@ -133,7 +133,7 @@ def parse_formats(formats: str) -> list[str]:
 
 
 def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, Callable[[], bytes]]:
-    """By path, what makes the content of the file: every table and figure in these formats."""
+    """{path: function that returns the file's bytes} for every table and figure."""
     files: dict[Path, Callable[[], bytes]] = {}
     for name, table in result.tables().items():
         for kind in (kind for kind in TABLES if kind in kinds):

@@ -200,7 +200,7 @@ class SweepFiles:
                 yield f"could not write {path} ({reason}): make room there, or choose another place; then continue"
 
     def _outputs(self) -> Iterator[tuple[Path, Callable[[Path, Plan], str], float]]:
-        """(path, what writes it and says what is in it, seconds between two times) of the bundle and the others."""
+        """Yield (path, writer, interval in seconds) for the bundle and the unfinished runs. A writer returns a text."""
         if self._bundle:
             yield self._bundle, self._write_bundle, EVERY
         if self._carry:

@@ -186,7 +186,7 @@ def _check(case: Case, device: torch.device) -> Checked:
             computed_by, problem = fell_back[-1].to, fell_back[0].problem
         elif computed_by == "triton" and _has_safe_tiles(case, given):
             computed_by = "safe tiles"
-    except Exception as failure:  # whatever a call on this machine ends with is what was found of it
+    except Exception as failure:  # any failure is this case's result
         problem = f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
     dtype = str(case.dtype).removeprefix("torch.")
     seconds = time.perf_counter() - begin

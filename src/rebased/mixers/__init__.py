@@ -35,7 +35,7 @@ from rebased.mixers.documents import (
     positions_in_documents,
     start_numbers,
 )
-from rebased.mixers.gated import GatedBased, GatedReBased
+from rebased.mixers.gated import GatedBased, GatedLinearAttention, GatedReBased
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.linear_recurrent import GLA, Mamba2
 from rebased.mixers.mamba import Mamba, MambaState
@@ -75,6 +75,7 @@ __all__ = [
     "FusedSlots",
     "GatedBased",
     "GatedDeltaNet",
+    "GatedLinearAttention",
     "GatedReBased",
     "HasAttentionMap",
     "HasSimilarity",

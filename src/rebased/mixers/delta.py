@@ -1,4 +1,4 @@
-"""Mixers of the delta rule: DeltaReBased (squares), DeltaNet, Gated DeltaNet and KDA."""
+"""Mixers of the delta rule: DeltaReBased (squares), DeltaNet, Gated DeltaNet and KDA; on request as sums."""
 
 from typing import Any
 
@@ -16,17 +16,22 @@ RATES = (1e-3, 16.0)
 
 
 class _Delta(RecurrentMixer):
-    """A recurrent mixer that overwrites: beta = sigmoid(W x) per head, or twice that."""
+    """Overwrites, with beta = sigmoid(W x) per head or twice that; without `delta` it adds."""
 
-    overwrites = True
-
-    def __init__(self, d_model: int, n_heads: int, *widths: int, negative: bool = False, **options: Any) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, *widths: int, negative: bool = False, delta: bool = True, **options: Any
+    ) -> None:
         super().__init__(d_model, n_heads, *widths, **options)
-        self.negative = negative
-        self.proj_beta = nn.Linear(d_model, n_heads, bias=False, device=options["device"], dtype=options["dtype"])
+        if negative and not delta:
+            raise ValueError("negative: true makes beta wider, which a sum (delta: false) does not have; leave one out")
+        self.negative, self.delta, self.overwrites = negative, delta, delta
+        factory: dict[str, Any] = {"device": options["device"], "dtype": options["dtype"]}
+        self.proj_beta = nn.Linear(d_model, n_heads, bias=False, **factory) if delta else None
 
-    def beta(self, x: Tensor) -> Tensor:
-        """Return beta [B,T,H] of x [B,T,D], from 0 to 1, or to 2 with `negative`."""
+    def beta(self, x: Tensor) -> Tensor | None:
+        """Return beta [B,T,H] of x [B,T,D], from 0 to 1, or to 2 with `negative`; None without `delta`."""
+        if self.proj_beta is None:
+            return None
         beta = torch.sigmoid(self.proj_beta(x).to(torch.promote_types(x.dtype, torch.float32)))
         return 2 * beta if self.negative else beta
 
@@ -47,6 +52,7 @@ class DeltaReBased(_Delta):
         gate: True: each head also forgets, by a gate that is about 0.999 at first. Default False.
         centred: True: similarities (s^2 - 1/K) / (1 - 1/K), zero on average. Default False.
         negative: True: beta from 0 to 2, so that a state can change its sign. Default False: 0 to 1.
+        delta: False: values are added as they are: a sum, with a norm in place of a denominator. Default True.
         conv_width: taps of a short convolution with SiLU over q, k and v; 0 (default): none.
         output_gate: "none" (default), "silu" or "sigmoid" of a projection of x, times the normed heads.
         backend: "auto" (default) or "chunked": plain torch in chunks. "reference": token by token.
@@ -59,6 +65,7 @@ class DeltaReBased(_Delta):
     """
 
     degree = 2
+    added_later = ("delta",)
 
     def __init__(
         self,
@@ -70,6 +77,7 @@ class DeltaReBased(_Delta):
         gate: bool = False,
         centred: bool = False,
         negative: bool = False,
+        delta: bool = True,
         conv_width: int = 0,
         output_gate: OutputGate = "none",
         backend: Backend = "auto",
@@ -78,14 +86,14 @@ class DeltaReBased(_Delta):
     ) -> None:
         super().__init__(
             d_model, n_heads, key_width, _head_width(d_model, n_heads, value_width), negative=negative,
-            conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
+            delta=delta, conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         delta_coefficients(2, key_width, centred)  # a width that cannot be centred is refused here
         self.centred, self.gate = centred, gate
         self.forget = ForgetGate(d_model, n_heads, device=device, dtype=dtype) if gate else None
         self.init_weights()
 
-    def gates(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return self.beta(x), None if self.forget is None else self.forget(x)
 
 
@@ -103,6 +111,8 @@ class GatedDeltaNet(_Delta):
         value_width: width V of each head's values. Default 2 K.
         gate: False: nothing fades, which is DeltaNet (arXiv 2406.06484). Default True.
         negative: True: beta from 0 to 2, so that a state can change its sign. Default False: 0 to 1.
+        delta: False: values are added as they are: linear attention with a norm in place of a denominator, as in
+            TransNormer (arXiv 2210.10340). Default True.
         conv_width: taps of the short convolution; 0: none. Default 4.
         output_gate: "silu" (default), "sigmoid" or "none".
         backend, device, dtype: as in DeltaReBased.
@@ -113,6 +123,7 @@ class GatedDeltaNet(_Delta):
     """
 
     scaled = True
+    added_later = ("delta",)
 
     def __init__(
         self,
@@ -123,6 +134,7 @@ class GatedDeltaNet(_Delta):
         value_width: int | None = None,
         gate: bool = True,
         negative: bool = False,
+        delta: bool = True,
         conv_width: int = 4,
         output_gate: OutputGate = "silu",
         backend: Backend = "auto",
@@ -132,14 +144,14 @@ class GatedDeltaNet(_Delta):
         key_width = _head_width(d_model, n_heads, key_width)
         value_width = 2 * key_width if value_width is None else value_width
         super().__init__(
-            d_model, n_heads, key_width, value_width, negative=negative,
+            d_model, n_heads, key_width, value_width, negative=negative, delta=delta,
             conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         self.gate = gate
         self.proj_decay = nn.Linear(d_model, n_heads, bias=False, device=device, dtype=dtype) if gate else None
         self.time_step = TimeStep(n_heads, 1, RATES, device=device, dtype=dtype) if gate else None
 
-    def gates(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if self.proj_decay is None or self.time_step is None:
             return self.beta(x), None
         return self.beta(x), self.time_step(self.proj_decay(x))[1].squeeze(-1)
@@ -189,7 +201,7 @@ class KDA(_Delta):
         self.output_gate = "sigmoid"
         self.proj_gate = low_rank(d_model, K, n_heads * K, bias=True, **factory)  # type: ignore[assignment]
 
-    def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         return self.beta(x), self.time_step(self.proj_decay(x))[1]
 
 

@@ -1,4 +1,4 @@
-"""ReBased and Based with a gate: each head forgets at a rate that it reads from the token."""
+"""ReBased, Based and linear attention with a gate: each head forgets at a rate that it reads from the token."""
 
 import inspect
 from typing import Any
@@ -10,7 +10,7 @@ from torch.nn import functional
 from rebased.mixers.checks import is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.polynomial import PolynomialAttention
-from rebased.mixers.rebased import Based, ReBased
+from rebased.mixers.rebased import Based, LinearAttention, ReBased
 from rebased.mixers.recurrent import SPREADS_NAN
 from rebased.ops import Norm, linear_step
 
@@ -100,3 +100,19 @@ class GatedBased(_Gated, Based):
 
     has_fused_step = True
     __signature__ = inspect.signature(Based)
+
+
+@register_mixer("gated_linear_attention")
+class GatedLinearAttention(_Gated, LinearAttention):
+    """LinearAttention with the gate of GatedReBased and a denominator. It is not GLA (`gla`), which gates channels.
+
+    Args:
+        d_model: width D of x.
+        n_heads, key_width, value_width, eps, backend, device, dtype: as in LinearAttention.
+
+    Example:
+        >>> layer = GatedLinearAttention(d_model=768)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+    """
+
+    __signature__ = inspect.signature(LinearAttention)

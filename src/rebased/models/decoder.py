@@ -265,7 +265,7 @@ class Decoder:
         return self.model.logits(self.model.step(self.tokens, self.layers, lengths, longest))
 
     def _compute_fused(self, longest: int, mode: Mode) -> Stepped:
-        """`compute` with what is around the model in few kernels too."""
+        """Like `compute`, with everything around the mixers in fused kernels."""
         sampling, lengths = self.sampling, self.lengths
         if self.has_caches:
             lengths = lengths.clamp(max=longest - 1)

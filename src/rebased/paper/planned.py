@@ -13,6 +13,7 @@ from rebased.paper.evidence import Evidence, read_evidence
 from rebased.paper.plan_file import Plan, PlannedTest, plans_in, read_plan
 from rebased.report.lm.models import curve, is_finished
 from rebased.report.probe.cells import live_mean, run_of
+from rebased.report.probe.files import Probe
 from rebased.report.synthetic.cells import COUNTED, has_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
@@ -35,6 +36,7 @@ class Outcome(NamedTuple):
     answer: Answer
     never_began: tuple[int, int] = (0, 0)  # runs of a and b that count with an accuracy and did not learn
     is_shown: bool = False  # beside the tests of the plan: it decides nothing
+    welch_p: float = nan  # of Welch's test, corrected as p is
 
     @property
     def counts(self) -> tuple[str, str]:
@@ -56,9 +58,9 @@ class Outcome(NamedTuple):
     @property
     def fragile(self) -> str:
         """A warning if permutations decide and Welch's test does not, which allows groups of unequal spread."""
-        if self.test.test != "permutation" or self.effect is None or not self.p < ALPHA <= self.effect.p:
+        if self.test.test != "permutation" or not self.p < ALPHA <= self.welch_p:
             return ""
-        return f"fragile: Welch's test has p {equals(self.effect.p)}"
+        return f"fragile: Welch's test has p {equals(self.welch_p)}"
 
     @property
     def remarks(self) -> str:
@@ -79,6 +81,7 @@ class JudgedPlan(NamedTuple):
     outcomes: list[Outcome]  # none if there are no runs
     runs: Sequence[Run] = ()
     came_first: bool = False  # each commit that a run names holds the plan, word by word
+    probes: Sequence[Probe] = ()
 
     @property
     def mark(self) -> str:
@@ -97,7 +100,8 @@ def judge_folders(folder: Path) -> dict[str, JudgedPlan]:
             continue
         evidence = read_evidence(others)
         runs = [*evidence.runs, *evidence.lm_runs]
-        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)))
+        probes = [probe for _, probe in evidence.probes]
+        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)), probes)
     return found
 
 
@@ -105,8 +109,8 @@ def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
     """One outcome per planned test, then one per test that is only shown."""
     found = [examine(test, evidence) for test in plan.tests]
     if plan.correct == "holm":
-        corrected = holm([outcome.p for outcome in found])
-        found = [outcome._replace(p=p) for outcome, p in zip(found, corrected, strict=True)]
+        corrected = [holm([outcome.p for outcome in found]), holm([outcome.welch_p for outcome in found])]
+        found = [outcome._replace(p=p, welch_p=welch_p) for outcome, p, welch_p in zip(found, *corrected, strict=True)]
     shown = [examine(test, evidence)._replace(is_shown=True) for test in plan.shown]
     return [decide(outcome) for outcome in (*found, *shown)]
 
@@ -146,7 +150,7 @@ def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
     answer: Answer = "holds" if found.difference > 0 else "contradicted"
     never = [sum(test.value == "held_out" and not has_learned(run) for run, _ in runs) for runs in (runs_a, runs_b)]
     counted = found.n_a, found.n_b if test.level is None else 0
-    return Outcome(test, counted, None, found, interval, p, answer, (never[0], never[1]))
+    return Outcome(test, counted, None, found, interval, p, answer, (never[0], never[1]), welch_p=found.p)
 
 
 def decide(outcome: Outcome) -> Outcome:

@@ -180,8 +180,8 @@ class Run:
     def state_bytes(self, seq_len: int) -> int | None:
         """Bytes of the model's state for one sequence after seq_len tokens, in fp32.
 
-        If a mixer is unknown to this code, what the record says for this length. None if it says nothing, or a mixer
-        has no state.
+        If this code does not know a mixer, the recorded size is returned; None if none is recorded, or a mixer has no
+        state.
         """
         computed = _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
         recorded: dict[str, int] = self.lines[0].get("state_bytes", {})

@@ -87,7 +87,7 @@ class SuitePart(Config):
     protocol: str = Field(description="the digest of its protocol; only runs with the same one are compared")
     task: str = Field(description="the task's name in the suite")
     mixer: str = Field(description="the name of the compared mixer")
-    state_bytes: int | None = Field(description="what the state of its layer may have; none: nothing bounds it")
+    state_bytes: int | None = Field(description="largest state of the compared layer, in bytes; none: no limit")
     choosing_seeds: tuple[int, ...] = Field(description="seeds whose runs choose the rate and are not scored")
     rate_chosen_on: Literal["test"] = Field("test", description="the split that chooses the rate and the epoch")
     scored_on: Literal["held_out"] = Field("held_out", description="the split that scores, once")

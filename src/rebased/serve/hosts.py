@@ -1,4 +1,4 @@
-"""Which host names a server answers to. A page of another site that leads here by its own name gets nothing.
+"""Requests under an unknown host name are refused (DNS rebinding).
 
 A browser lets a page read answers from the name that the page came from. A site can make its own name lead to this
 machine (DNS rebinding), and its page could then ask a server that listens here. Such a request carries the site's name

@@ -130,7 +130,7 @@ class Service:
         size = self.config.vocab_size
         wrong = next((token for token in body.tokens if not 0 <= token < size), None)
         if wrong is not None:
-            raise ApiError(400, f"token {wrong} is none of the model's, 0 to {size - 1}", param="tokens")
+            raise ApiError(400, f"token {wrong} is out of range; the model has tokens 0 to {size - 1}", param="tokens")
         return JSON({"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)})
 
     async def tokenizer_info(self) -> dict[str, Any]:

@@ -27,8 +27,8 @@ PLACE_RULE = (
 EFFECT_RULE = (
     "Main effects: all pairs of mixers that differ in one factor alone, on the same task and state size. Runs are "
     "exchanged within a pair, with Holm's correction over the factors of a task, for recall and for the share of runs "
-    "that began to learn apart. Mixers with the delta rule have a norm where the sums have a denominator: the effect "
-    "of delta is that of both."
+    "that began to learn apart. Mixers without a denominator have keys of length 1 and a norm per head instead: the "
+    "effect of the denominator is that of all three."
 )
 NOT_TIMED = (
     "The training steps were not timed, because the command was interrupted or had a time limit: the same command "

@@ -13,7 +13,13 @@ MOST_SEEDS = 100  # a comparison that would need more is not worth its time
 NAMED = 4  # mixers that a sentence names
 MATCHED = 1.5  # a ratio of parameters below this needs no words
 MARGIN = 0.05  # of recall: a smaller difference does not matter
-FACTORS = {"square": "the square", "delta": "the delta rule", "gate": "the gate", "centred": "centring"}
+FACTORS = {
+    "square": "the square",
+    "delta": "the delta rule",
+    "gate": "the gate",
+    "centred": "centring",
+    "denominator": "the denominator",
+}
 """How sentences name the factors of our mixers."""
 VERBS = ("recalls more on", "recalls less on", "makes no difference that matters on", "is undecided on")
 
@@ -99,22 +105,30 @@ def effects_in_words(board: Board) -> str:
 
 
 def describe_factor(board: Board, factor: str, speeds: Mapping[str, Sequence[float]]) -> str:
-    """What a factor buys, by the planned tests, and what it costs; "" if no two mixers can be compared."""
+    """What a factor buys, by the planned tests, and what it costs; or which runs are missing to say so. "" if no two
+    mixers of the suite differ in it alone."""
     kinds: dict[str, list[str]] = {}
-    begun = []
+    begun, partial = [], dict[str, list[str]]()
+    all_factors = {label: mixer.factors for label, mixer in board.suite.mixers.items()}
+    planned = len(which_differ_in(factor, all_factors)) * len(board.suite.state_bytes)
     for task in board.suite.tasks:
         for one in (one for one in board.effects(task) if one.a == factor):
             verb, numbers = verdict_of(one)
             kinds.setdefault(verb, []).append(f"{task} ({numbers})")
+            if one.cells < planned:
+                partial.setdefault(f"{one.cells} of {planned}", []).append(task)
         decided = (one for one in board.effects(task, "began") if one.a == factor and one.is_decided)
         begun += [f"{task} ({one.effect.difference:+z.2f})" for one in decided]
     if not kinds:
-        return ""
+        missing = f"not known yet: of {plural(planned, 'pair')} of cells that differ in it alone none is complete."
+        return f"What {FACTORS.get(factor, factor)} buys is {missing}" if planned else ""
     recall = "; ".join(f"{verb} {listed(kinds[verb])}" for verb in VERBS if verb in kinds)
     said = [f"At equal bytes of state {FACTORS.get(factor, factor)} {recall}."]
     said += [f"The share of runs that begin to learn changes on {listed(begun)}."] if begun else []
-    factors = {label: mixer.factors for label, mixer in board.suite.mixers.items() if label in speeds}
-    if pairs := which_differ_in(factor, factors):
+    if partial:
+        counts = (f"{count} on {listed(tasks)}" for count, tasks in partial.items())
+        said.append(f"Pairs of cells that are complete: {'; '.join(counts)}.")
+    if pairs := which_differ_in(factor, {label: own for label, own in all_factors.items() if label in speeds}):
         rounds = zip(*([x / y for x, y in zip(speeds[a], speeds[b], strict=True)] for a, b in pairs), strict=True)
         ratios = sorted(map(geometric_mean, rounds))
         span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"

@@ -189,7 +189,7 @@ def _check_tokens(model: LanguageModel, tokens: Sequence[int], what: str = "the 
         raise ApiError(400, f"{what} has {len(tokens):,} tokens, more than the {MAX_TOKENS} that are drawn; shorten it")
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
-        raise ApiError(400, f"token {wrong} is none of the model's, 0 to {size - 1}", param="tokens")
+        raise ApiError(400, f"token {wrong} is out of range; the model has tokens 0 to {size - 1}", param="tokens")
 
 
 def _describe(name: str, opened: Explorable) -> dict[str, Any]:
