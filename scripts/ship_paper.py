@@ -15,9 +15,10 @@ from typing import Any
 
 from rebased.files import replacing
 from rebased.paper.evidence import PLANNED, PRECISION, RECORDS
-from rebased.paper.planned import CAME_FIRST, tests_in
+from rebased.paper.plan_file import plans_in, read_plan
+from rebased.paper.planned import CAME_FIRST, GAP_STEPS, describes
 from rebased.paper.precision import PrecisionTest
-from rebased.report.lm.models import LAST_STEPS
+from rebased.report.lm.models import LAST_STEPS, curve
 from rebased.report.probe.cells import group_probes
 from rebased.report.probe.files import PROBES, OtherJson, Probe, read_probes
 from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle
@@ -50,7 +51,7 @@ def ship(root: Path, folder: Path) -> list[Path]:
         for patterns in (BUNDLES, PROBES)
     )
     read = [file for file in (*bundles, *probes) if file.name.partition(".")[0] not in NOT_SHOWN]
-    for file in [*read, *sorted(results.glob("*/plan.md"))]:
+    for file in [*read, *plans_in(results).values()]:
         plan = (file.parent / "plan.md").exists()
         place = folder / PLANNED.name / file.parent.name if plan else folder
         place.mkdir(parents=True, exist_ok=True)
@@ -77,27 +78,36 @@ def ship(root: Path, folder: Path) -> list[Path]:
     return [*written, precision]
 
 
+class NoHistory(Exception):
+    """The commits that runs name cannot be read here."""
+
+
 def plans_that_came_first(root: Path) -> dict[str, bool]:
-    """By the name of a plan with runs: whether each commit that a run names holds the plan, with the same tests.
-    ValueError if this clone lacks such a commit."""
+    """By the name of a plan with runs: whether each commit that a run names holds the plan, word by word. Runs that the
+    plan calls known do not count. NoHistory if git, or such a commit, is missing."""
     found = {}
-    for plan in sorted((root / "results").glob("*/plan.md")):
-        runs = gather([file for pattern in BUNDLES for file in plan.parent.glob(pattern)])
-        lines = [line for run in (*runs.runs, *runs.lm_runs) for line in run.lines if line["type"] in ("run", "resume")]
-        if lines:
-            tests = tests_in(plan.read_text())
-            plans = [
-                plan_in(root, commit, plan.relative_to(root)) for commit in {line["code"]["commit"] for line in lines}
-            ]
-            found[plan.parent.name] = all(text is not None and tests_in(text) == tests for text in plans)
+    for name, path in plans_in(root / "results").items():
+        known, runs = read_plan(path).known, gather([file for pattern in BUNDLES for file in path.parent.glob(pattern)])
+        own = [run for run in (*runs.runs, *runs.lm_runs) if known is None or not describes(known, run)]
+        commits = {line["code"]["commit"] for run in own for line in run.lines if line["type"] in ("run", "resume")}
+        if commits:
+            text = path.read_bytes()
+            found[name] = all(plan_in(root, commit, path.relative_to(root)) == text for commit in commits)
     return found
 
 
-def plan_in(root: Path, commit: str, path: Path) -> str | None:
-    """The text of a file in a commit; None if it has no such file."""
-    if subprocess.run(["git", "cat-file", "-e", commit], cwd=root, check=False, capture_output=True).returncode:
-        raise ValueError(f"this clone has no commit {commit}, which runs of {path.parent} name: git fetch --unshallow")
-    said = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=root, check=False, capture_output=True, text=True)
+def plan_in(root: Path, commit: str, path: Path) -> bytes | None:
+    """The content of a file in a commit; None if it has no such file."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(["git", *words], cwd=root, check=False, capture_output=True)
+
+    try:
+        if git("cat-file", "-e", commit).returncode:
+            raise NoHistory(f"no commit {commit} here, which runs of {path.parent} name: git fetch --unshallow")
+    except FileNotFoundError as error:
+        raise NoHistory("git is missing") from error
+    said = git("show", f"{commit}:{path.as_posix()}")
     return None if said.returncode else said.stdout
 
 
@@ -112,8 +122,13 @@ def compact_run(run: Run) -> Run:
         ]
         last = kept.index(run.epochs[-1])
         kept = [line if i == last else without_histograms(line) for i, line in enumerate(kept)]
-    last_steps = steps[-1]["step"] - LAST_STEPS if steps else 0  # the training loss is computed from them
-    kept[1:1] = [line for n, line in enumerate(steps, 1) if n % EVERY == 0 or line["step"] > last_steps]
+    spans = [(at - GAP_STEPS, at) for at in curve(run, "eval", "loss")[0]]  # the training loss is computed from these
+    spans += [(steps[-1]["step"] - LAST_STEPS, steps[-1]["step"])] if steps else []
+    kept[1:1] = [
+        line
+        for n, line in enumerate(steps, 1)
+        if n % EVERY == 0 or any(low < line["step"] <= high for low, high in spans)
+    ]
     return Run(run.folder, kept, run.file)
 
 

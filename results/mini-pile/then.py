@@ -1,7 +1,9 @@
 """The runs that follow sweep.yaml and kernels.yaml, each model at the rate that was chosen there. See plan.md.
 
-The environment says which: PART is a key of PARTS, and RATES names folders or bundles with the runs of both sweeps,
-separated by colons. A model's rate is that of its lowest loss on the whole valid split; three must be finished.
+The environment says which: PART is "edge" or a key of PARTS, and RATES names folders or bundles with the runs of both
+sweeps and of part edge, separated by colons. A model's rate is that of its lowest loss on the whole valid split; three
+must be finished. If it is the largest or smallest of the three, part edge has one more, three times as large or small,
+and all other parts are refused until it is finished.
 """
 
 import json
@@ -21,16 +23,28 @@ PARTS = {  # models, length of the training and of windows, as multiples of thos
 }
 
 
-def chosen(paths: list[Path]) -> list[dict]:
-    """The settings of each model's best run."""
-    tried: dict[str, list] = {}
+def tried(paths: list[Path]) -> list[list[dict]]:
+    """The settings of each model's finished runs, the lowest loss first."""
+    found: dict[str, list] = {}
     for run in collect(paths).lm_runs:
         if run.lines[-1]["type"] == "end":
-            tried.setdefault(json.dumps(run.settings["model"], sort_keys=True), []).append(run)
-    few = [runs[0].folder for runs in tried.values() if len(runs) < 3]
-    if few or not tried:
+            found.setdefault(json.dumps(run.settings["model"], sort_keys=True), []).append(run)
+    few = [runs[0].folder for runs in found.values() if len(runs) < 3]
+    if few or not found:
         raise ValueError(f"a model has fewer than three finished rates: {few or paths}")
-    return [min(runs, key=lambda run: run.lines[-1]["valid"]["all"]["loss"]).settings for runs in tried.values()]
+
+    def loss(run) -> float:  # of a run that diverged: none
+        return run.lines[-1]["valid"]["all"]["loss"] if "valid" in run.lines[-1] else float("inf")
+
+    return [[run.settings for run in sorted(runs, key=loss)] for runs in found.values()]
+
+
+def beyond(runs: list[dict]) -> float | None:
+    """The rate that a model still needs; None if its best one of three is in the middle, or it has a fourth."""
+    rates = [run["train"]["lr"] for run in runs]
+    if len(rates) > 3 or rates[0] not in (min(rates), max(rates)):
+        return None
+    return rates[0] * 3 if rates[0] == max(rates) else rates[0] / 3
 
 
 def is_kernel(settings: dict) -> bool:
@@ -52,10 +66,18 @@ def variant(settings: dict, seed: int, longer: float, wider: int) -> dict:
     }
 
 
-group, longer, wider = PARTS[os.environ["PART"]]
-found = [
-    settings
-    for settings in chosen([Path(path) for path in os.environ["RATES"].split(":")])
-    if is_kernel(settings) == (group == "kernels")
-]
-configs = [variant(settings, seed, longer, wider) for seed, settings in product(SEEDS, found)]
+def following(part: str, models: list[list[dict]]) -> list[dict]:
+    """The runs of a part. ValueError if a model that it has still needs a rate."""
+    if part == "edge":
+        more = [(runs[0], rate) for runs in models if (rate := beyond(runs)) is not None]
+        if not more:
+            raise ValueError("no model's best rate is at an edge: go on with the other parts")
+        return [settings | {"train": settings["train"] | {"lr": rate}} for settings, rate in more]
+    group, longer, wider = PARTS[part]
+    models = [runs for runs in models if is_kernel(runs[0]) == (group == "kernels")]
+    if missing := [beyond(runs) for runs in models if beyond(runs) is not None]:
+        raise ValueError(f"the best rate of {len(missing)} models is at an edge; first PART=edge (rates {missing})")
+    return [variant(runs[0], seed, longer, wider) for seed, runs in product(SEEDS, models)]
+
+
+configs = following(os.environ["PART"], tried([Path(path) for path in os.environ["RATES"].split(":")]))

@@ -66,7 +66,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("torn.json").write_text('{"type": "prob')
     assert "torn.json is not JSON" in error("torn.json")
     write_bundle([fake_run(seed=seed) for seed in (42, 43)], Path("small.jsonl.gz"))
-    assert "none of these records has ended and is of an experiment of the paper" in error("small.jsonl.gz")
+    assert "no record is a finished run of one of the paper's experiments" in error("small.jsonl.gz")
     Path("mine.html").write_text("<p>mine</p>")
     assert "mine.html is not a page that rebased has written" in error("-o", "mine.html")
     assert Path("mine.html").read_text() == "<p>mine</p>"

@@ -2,12 +2,15 @@
 
 import json
 import runpy
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rebased.paper.planned import fits, read_plan
+from rebased.paper.plan_file import read_plan
+from rebased.paper.planned import describes
 from rebased.runs.finished import Run
 from rebased.train.sweep.grid import load_sweep
 
@@ -15,33 +18,66 @@ FOLDER = Path(__file__).parents[2] / "results" / "mini-pile"
 BEST = 1.5e-3
 
 
-def record_of(settings: dict[str, Any], lr: float) -> list[dict[str, Any]]:
+def record_of(settings: dict[str, Any], lr: float, best: float = BEST) -> list[dict[str, Any]]:
     """A run that ended, as far as a plan looks at it."""
     config = settings | {"train": settings["train"] | {"lr": lr}}
-    loss = 3.0 + (lr != BEST)
+    loss = 3.0 + (lr != best)
     return [
         {"type": "run", "digest": json.dumps(config), "config": config},
         {"type": "end", "status": "done", "valid": {"all": {"loss": loss}}, "test": {"all": {"loss": loss}}},
     ]
 
 
-@pytest.fixture
-def following(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
-    """By part, the settings of the runs that then.py asks for after the two sweeps over rates."""
+def runs_of_rates(best: float = BEST) -> list[Run]:
+    """The runs of the two sweeps over rates, of which one rate is best."""
     points = [point.config for name in ("sweep.yaml", "kernels.yaml") for point in load_sweep(FOLDER / name, {}).points]
     assert len(points) == 24
-    runs = [Run("", record_of(config.model_dump(mode="json"), config.train.lr)) for config in points]
+    return [Run("", record_of(config.model_dump(mode="json"), config.train.lr, best)) for config in points]
 
-    class Found:
-        lm_runs = runs
 
-    monkeypatch.setattr("rebased.runs.collect.collect", lambda paths: Found)
-    monkeypatch.setenv("RATES", "runs")
-    found = {}
-    for part in ("models", "kernels", "pass", "long"):
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[Run]], list[dict[str, Any]]]:
+    """Ask then.py for the settings of a part's runs, after these runs."""
+
+    def asked(part: str, runs: list[Run]) -> list[dict[str, Any]]:
+        monkeypatch.setattr("rebased.runs.collect.collect", lambda paths: SimpleNamespace(lm_runs=runs))
+        monkeypatch.setenv("RATES", "runs")
         monkeypatch.setenv("PART", part)
-        found[part] = runpy.run_path(str(FOLDER / "then.py"))["configs"]
-    return found
+        configs: list[dict[str, Any]] = runpy.run_path(str(FOLDER / "then.py"))["configs"]
+        return configs
+
+    return asked
+
+
+@pytest.fixture
+def following(ask: Callable[..., list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """By part, the settings of the runs that then.py asks for after the two sweeps over rates."""
+    return {part: ask(part, runs_of_rates()) for part in ("models", "kernels", "pass", "long")}
+
+
+@pytest.mark.parametrize(("best", "more"), [(4.5e-3, 1.35e-2), (5e-4, 5e-4 / 3)])
+def test_a_best_rate_at_an_edge_asks_for_one_more_first(
+    best: float, more: float, ask: Callable[..., list[dict[str, Any]]]
+) -> None:
+    runs = runs_of_rates(best)
+    with pytest.raises(ValueError, match="first PART=edge"):
+        ask("models", runs)
+    edge = ask("edge", runs)
+    assert [config["train"]["lr"] for config in edge] == pytest.approx([more] * 8)
+    assert {config["train"]["seed"] for config in edge} == {41}
+    made = [*runs, *(Run("", record_of(config, config["train"]["lr"], best)) for config in edge)]
+    with pytest.raises(ValueError, match="no model's best rate is at an edge"):
+        ask("edge", made)  # one more, and not another one after it
+    assert {config["train"]["lr"] for config in ask("models", made)} == {best}
+    better = [*runs, *(Run("", record_of(config, lr := config["train"]["lr"], lr)) for config in edge)]
+    for run in better[:24]:
+        run.lines[-1]["valid"]["all"]["loss"] = 4.0
+    assert {config["train"]["lr"] for config in ask("models", better)} == {edge[0]["train"]["lr"]}
+
+
+def test_no_rate_is_asked_for_where_the_best_is_in_the_middle(ask: Callable[..., list[dict[str, Any]]]) -> None:
+    with pytest.raises(ValueError, match="no model's best rate is at an edge"):
+        ask("edge", runs_of_rates())
 
 
 def test_each_model_is_trained_at_its_best_rate_with_new_seeds(following: dict[str, list[dict[str, Any]]]) -> None:
@@ -55,7 +91,7 @@ def test_each_model_is_trained_at_its_best_rate_with_new_seeds(following: dict[s
 
 @pytest.mark.parametrize(
     ("plan", "parts", "count"),
-    [("plan", ["models"], 9), ("kernels", ["models", "kernels"], 8), ("pass", ["pass", "long"], 18)],
+    [("plan", ["models"], 9), ("kernels", ["models", "kernels"], 8), ("pass", ["pass"], 9), ("long", ["long"], 9)],
 )
 def test_planned_tests_find_their_runs(
     plan: str, parts: list[str], count: int, following: dict[str, list[dict[str, Any]]]
@@ -66,6 +102,6 @@ def test_planned_tests_find_their_runs(
     runs = [(part, Run("", record_of(run, run["train"]["lr"]))) for part, each in following.items() for run in each]
     for test in tests:
         for which in (test.a, test.b):
-            found = [part for part, run in runs if all(fits(run, key, value) for key, value in which.items())]
+            found = [part for part, run in runs if describes(which, run)]
             assert len(found) == 3
             assert set(found) <= set(parts)

@@ -26,12 +26,13 @@ from rebased.paper.counts import (
 )
 from rebased.paper.evidence import read_evidence, shipped_evidence
 from rebased.paper.page import PaperPage
-from rebased.paper.planned import judge_plan, outcome_table, read_plan
+from rebased.paper.plan_file import read_plan
+from rebased.paper.planned import judge_plan, outcome_table
 from rebased.report.page import write_page
 from rebased.report.tables import Table
 
 COLOURS = {"reproduced": "green", "partly": "yellow", "in small part": "yellow"}
-COLOURS |= {"undecided": "cyan", "not reproduced": "red", "not run": "dim"}
+COLOURS |= {"undecided": "cyan", "not reproduced": "red", "not run": "dim", "shared": "dim"}
 
 
 def paper(

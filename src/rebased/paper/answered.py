@@ -1,43 +1,43 @@
-"""Claims of the paper that planned tests answer again, on runs of their own."""
+"""Claims of the paper that planned tests answer too, on runs of their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import papers_effect
-from rebased.paper.planned import JudgedPlan
+from rebased.paper.planned import JudgedPlan, PlannedTest, fits
 from rebased.paper.values import Place
 from rebased.paper.verdict import HERE, Answer, Claim, Contest, Difference
 from rebased.report.lm.models import PARTS
+from rebased.runs.finished import Run
 
 
 class Answered(NamedTuple):
-    """A plan that answers claims of a table again, on other runs."""
+    """A plan whose tests answer claims of a table, on other runs."""
 
     table: str
-    where: str  # what the runs are, before the name of a test
+    where: str  # what distinguishes the runs, in words
     places: Sequence[Place] = ()  # of the paper's values; none: those of the earlier claim
-    softmax: str = ""  # what limits the answers about attention
-    also: str = ""  # the name of a shown test that limits it
+    replaces: bool = False  # its text says that its result replaces the earlier one
 
 
 DECIDED: dict[str, Answer] = {"holds": "holds", "contradicted": "contradicted", "equal": "equal"}
+UNITS = {"held_out": "accuracy", "loss": "nats", "iou": "IoU"}  # of claims, by the value that a test compares
+OTHER_QUANTITIES = ("iou.live", "iou.best")  # the claims of Table 3 are about the mean over heads
 PLANS = {
-    "table1-new-seeds": Answered("Table 1", "T = 256", [Place("ReBased", 256, 32, d_model) for d_model in (24, 32)]),
+    "table1-new-seeds": Answered("Table 1", "T = 256", [Place("ReBased", 256, 32, d) for d in (24, 32)], replaces=True),
     "table1-t2048": Answered("Table 1", "T = 2,048", [Place("ReBased", 2048, 32, 32)]),
-    "enwik8-one-pass": Answered(
-        "Table 2",
-        "one pass",
-        softmax="but attention lacks the short convolution that Based and ReBased have here, Based gains as much, and "
-        "all have one rate",
-    ),
-    "table3-fair": Answered("Table 3", "trained alike", also="12 heads: mean over heads"),
+    "enwik8-one-pass": Answered("Table 2", "one pass"),
+    "enwik8-dropout": Answered("Table 2", "dropout"),
+    "mini-pile": Answered("Table 2", "mini-pile"),
+    "table3-fair": Answered("Table 3", "trained alike"),
 }
+"""In the order in which their answers are shown."""
 
 
 def with_plans(finding: Finding, planned: Mapping[str, JudgedPlan]) -> Finding:
-    """The finding with the claims that planned tests answer again, in the words of its protocol."""
+    """The finding with the claims that planned tests answer too, in the words of its protocol."""
     claims = finding.claims
     for name, about in PLANS.items():
         if about.table == finding.name and name in planned:
@@ -48,33 +48,48 @@ def with_plans(finding: Finding, planned: Mapping[str, JudgedPlan]) -> Finding:
 
 
 def answer_again(claims: Sequence[Claim], about: Answered, plan: JudgedPlan) -> list[Claim]:
-    """The claims of a table with those that the plan's tests have answered: before the earlier ones of the same two
-    models, which no longer count."""
+    """The claims of a table, and before them those about the same two models that the plan's tests answer.
+
+    Both count, unless the plan says that it replaces the earlier result and compares the same quantity.
+    """
     found = list(claims)
     for outcome in plan.outcomes:
         test, effect = outcome.test, outcome.effect
-        if outcome.is_shown or effect is None:
+        earlier = same_claims(found, about, plan.runs, test)
+        if outcome.is_shown or effect is None or not earlier:
             continue
-        models, part = (test.a["model"], test.b["model"]), PARTS.get(test.value.removeprefix("loss."))
-        pair = models[::-1] if part else models  # the greater loss comes first in a test
-        begin = f"{part} tokens" if part else f"{about.where}:" if about.places else ""
-        earlier = [
-            n
-            for n, claim in enumerate(found)
-            if claim.contest.pair == pair and claim.what.startswith(begin)
-            if claim.planned is None and claim.answer != "one seed"
-        ]
         first = found[earlier[0]].contest
-        paper = papers_effect(about.places, pair[1]) if about.places else first.paper
         head, _, statement = test.name.rpartition(": ")
-        where = ", ".join(filter(None, (about.where, part and f"{part} tokens", head)))
+        part = PARTS.get(test.value.removeprefix("loss."))
+        where = ", ".join(filter(None, (part and f"{part} tokens", about.where, head)))
         what = f"{where}: {statement.removesuffix(f', {part} tokens')}"
-        contest = Contest(what, paper=paper, unit=first.unit, pair=pair)
+        paper = papers_effect(about.places, first.pair[1]) if about.places else first.paper
+        widths = [place.d_model for place in about.places]
+        contest = Contest(what, paper=paper, unit=first.unit, pair=first.pair, widths=widths)
         numbers = Difference(effect.difference, *outcome.interval, outcome.p)
         answer = DECIDED.get(outcome.answer, "undecided")
-        note = about.softmax if "Attention" in pair else outcome.fragile
-        claim = Claim(contest, answer=answer, planned=numbers, mark=plan.mark, note=note)
         for n in earlier:
-            found[n] = found[n]._replace(replaced=True, mark="earlier")
-        found.insert(earlier[0], claim)
+            replaced = found[n].difference is None or (about.replaces and test.value not in OTHER_QUANTITIES)
+            found[n] = found[n]._replace(replaced=replaced, mark="earlier" if replaced else "")
+        found.insert(earlier[0], Claim(contest, answer=answer, planned=numbers, mark=plan.mark, note=outcome.remarks))
     return found
+
+
+def same_claims(claims: Sequence[Claim], about: Answered, runs: Sequence[Run], test: PlannedTest) -> list[int]:
+    """Where the claims stand that runs of another experiment make about the models of a test; of its length and of its
+    tokens, if it has such."""
+    kind, _, part = test.value.partition(".")
+    pair = tuple(model_of(group, runs) for group in (test.a, test.b))
+    begin = f"{PARTS[part]} tokens" if part in PARTS else f"{about.where}:" if about.places else ""
+    return [
+        n
+        for n, claim in enumerate(claims)
+        if claim.contest.pair == (pair[::-1] if kind == "loss" else pair)  # the greater loss comes first in a test
+        if claim.contest.unit == UNITS.get(kind) and claim.what.startswith(begin) and claim.planned is None
+    ]
+
+
+def model_of(group: Mapping[str, Any], runs: Sequence[Run]) -> str:
+    """The model of the runs in a group of a test; empty if they are of several, or there are none."""
+    found = {run.model for run in runs if all(fits(run, key, wanted) for key, wanted in group.items())}
+    return found.pop() if len(found) == 1 else ""

@@ -10,16 +10,17 @@ from rebased.analysis.unpaired import Effect
 from rebased.config import grouped
 from rebased.paper import mqar
 from rebased.paper.evidence import Evidence, Probe
-from rebased.paper.finding import Finding
+from rebased.paper.finding import Finding, words_table
+from rebased.paper.planned import JudgedPlan
 from rebased.paper.precision import TF32
 from rebased.paper.reference import PAPER, PROBED_EXAMPLES, deviations, is_of_table_3
 from rebased.paper.values import IOU_MARGIN, KERNEL_ORDER, SEEDS, TABLE_3
 from rebased.paper.verdict import Contest, Number, Outcome, Protocol, hold_claims, hold_number
 from rebased.report.page import details, figure
 from rebased.report.probe import figures
-from rebased.report.probe.cells import ProbeCell, group_probes, run_of
+from rebased.report.probe.cells import LIVE, ProbeCell, group_probes, run_of
 from rebased.report.probe.tables import similarities
-from rebased.report.tables import NONE, Table, plus_minus
+from rebased.report.tables import NONE, Table, number, plus_minus
 
 WIDTHS = (64, 128)  # of the sweep table3; the paper does not state its own
 SMALL = "0.01"  # the share of the uniform weight below which a token counts as ignored
@@ -55,14 +56,14 @@ class Probes(NamedTuple):
         return next((cell for cell in self.cells if (cell.model.kind, cell.d_model) == (model, d_model)), None)
 
 
-class Exhibit(NamedTuple):
-    """A table or figure about attention: its claims that one model is ahead of another, its numbers, its picture."""
+class Metric(NamedTuple):
+    """What a table or figure measures of attention: its claims that one model is ahead of another, numbers, picture."""
 
-    name: str
-    pairs: Sequence[tuple[str, str]]
-    measure: Measure
-    words: str  # of a claim, between the two models
-    unit: str
+    name: str  # of the table or figure
+    pairs: Sequence[tuple[str, str]] = ()
+    measure: Measure = lambda cell: {}
+    words: str = ""  # of a claim, between the two models
+    unit: str = ""
     numbers: Callable[[Probes], list[Number]] = lambda probes: []
     draw: Callable[[Probes], str] = lambda probes: ""
 
@@ -118,23 +119,28 @@ def departures_of(probe: Probe) -> list[str]:
 
 
 def unequal(evidence: Evidence, cells: Sequence[ProbeCell]) -> Iterator[str]:
-    """In what the compared models were trained differently: learning rates, and epochs where runs stop early."""
+    """In what the compared models were trained differently (learning rates; epochs, where runs stop early), and which
+    seeds chose their rates."""
     ended = {run.digest: run.epochs[-1]["epoch"] for run in evidence.runs if run.epochs}
-
-    def rates(cell: ProbeCell) -> str:
-        return ", ".join(sorted({f"{record['config']['train']['lr']:g}" for record in cell.records.values()}))
-
-    def epochs(cell: ProbeCell) -> str:
-        return mqar.span([ended[record["digest"]] for record in cell.records.values() if record["digest"] in ended])
-
-    for what, value_of in (("learning rates", rates), ("epochs until runs stopped", epochs)):
+    rates = {record["digest"]: record["config"]["train"]["lr"] for cell in cells for record in cell.records.values()}
+    for what, values in (("learning rates", rates), ("epochs until runs stopped", ended)):
         apart = []
         for d_model, alike in grouped(cells, lambda cell: cell.d_model).items():
-            found = [(cell.model.kind, value) for cell in alike if (value := value_of(cell)) != NONE]
-            if len({value for _, value in found}) > 1:
-                apart.append(f"D = {d_model}: {', '.join(f'{kind} {value}' for kind, value in found)}")
+            digests = {cell.model.kind: [record["digest"] for record in cell.records.values()] for cell in alike}
+            found = [
+                (kind, mqar.span([values[each] for each in some if each in values])) for kind, some in digests.items()
+            ]
+            if len({said for _, said in found} - {NONE}) > 1:
+                apart.append(f"D = {d_model}: {', '.join(map(' '.join, found))}")
         if apart:
             yield f"{what} differ between the compared models ({'; '.join(apart)})"
+    by_seed: dict[tuple[str, str, int], dict[int, set[float]]] = {}  # rates, of each model of a file
+    for run in evidence.runs:
+        by_seed.setdefault((run.file, run.model, run.d_model), {}).setdefault(run.seed, set()).add(run.lr)
+    rates_of = [by_seed[run.file, run.model, run.d_model] for run in evidence.runs if run.digest in rates]
+    chose = {seed for found in rates_of for seed in found if len(found[seed]) > min(map(len, found.values()))}
+    if chose:
+        yield f"seed {', '.join(map(str, sorted(chose)))} alone chose the learning rates, and counts"
 
 
 def ignored(cell: ProbeCell) -> dict[int, float]:
@@ -175,33 +181,24 @@ def minima(probes: Probes) -> list[Number]:
     return numbers
 
 
-def heads_table(probes: Probes) -> str:
-    """IoU as a mean over all heads, over live heads, and of the best head."""
+def heads_table(cells: Sequence[ProbeCell], of: str = "") -> str:
+    """IoU as a mean over all heads, over live heads, and of the best head; how many heads live, and the accuracy."""
     rows = []
-    for cell in probes.main:
+    for cell in cells:
+        heads = [iou for record in cell.records.values() for iou in record["layers"][-1]["iou"]["by_head"]]
         live = plus_minus(describe(list(cell.live_iou.values()))) if cell.live_iou else NONE
-        row = (cell.name, plus_minus(cell.spread("iou")), live, plus_minus(cell.spread("iou", "best")))
-        rows.append((*row, f"{TABLE_3[cell.model.kind].iou.mean:.3f}"))
-    head = ("IoU, mean ± sd over seeds", "all heads", "live heads (IoU > 0.05)", "best head", "paper")
-    return Table(head, rows).to_html() if rows else ""
+        row = (cell.name, plus_minus(cell.spread("iou")), live, number(cell.spread("iou", "best").mean))
+        alive = f"{sum(iou > LIVE for iou in heads)} of {len(heads)}"
+        rows.append((*row, alive, number(cell.accuracy.mean)))
+    head = (f"IoU, mean ± sd{of}", "all heads", "live heads", "best head", f"IoU > {LIVE:g}", "accuracy")
+    return words_table(Table(head, rows)) if rows else ""
 
 
-def live_heads(probes: Probes) -> str:
-    """What live heads show, and whether the compared models were trained differently; empty if there are none."""
-    said = []
-    for d_model in probes.widths:
-        ours, theirs = (probes.find(name, d_model) for name in ("ReBased", "Based"))
-        if ours and theirs and ours.live_iou and theirs.live_iou:
-            means = [describe(list(cell.live_iou.values())).mean for cell in (ours, theirs)]
-            said.append(f"{means[0]:.3f} and {means[1]:.3f} at D = {d_model}")
-    if not said:
-        return ""
-    unfair = any("differ between" in words for words in probes.departures)
-    weak = ", and rates and stopping differ between the two" if unfair else ""
-    return (
-        "the mean counts dead heads: over live heads (IoU > 0.05), looked at after the fact, ReBased and Based have "
-        f"{'; '.join(said)}{weak}"
-    )
+def table_3_tables(planned: Mapping[str, JudgedPlan], probes: Probes) -> str:
+    """The heads of the chosen probes, and of those that plans asked for."""
+    fair = {name: group_probes(plan.probes, PAPER) for name, plan in planned.items() if plan.probes}
+    tables = heads_table(probes.main) + "".join(heads_table(cells, f", {name}") for name, cells in fair.items())
+    return details("Show heads", tables) if tables else ""
 
 
 def maps(probes: Probes) -> str:
@@ -218,33 +215,33 @@ def similarity_picture(probes: Probes) -> str:
     return details("Show similarities", figure(panels._replace(name="figure-2"), caption)) if panels else ""
 
 
-def ahead(probes: Probes, exhibit: Exhibit) -> Iterator[Contest]:
-    """The claims of an exhibit at each width."""
-    for d_model, (one, other) in product(probes.widths, exhibit.pairs):
+def ahead(probes: Probes, metric: Metric) -> Iterator[Contest]:
+    """The claims about a metric at each width."""
+    for d_model, (one, other) in product(probes.widths, metric.pairs):
         cells = [cell for name in (one, other) if (cell := probes.find(name, d_model))]
-        ours, others = map(exhibit.measure, cells) if len(cells) == 2 else (None, None)
-        what = f"D = {d_model}: {one} {exhibit.words} {other}"
-        contest = Contest(what, ours, others, margin=0.0, unit=exhibit.unit, pair=(one, other))
-        if exhibit.unit == "IoU":
+        ours, others = map(metric.measure, cells) if len(cells) == 2 else (None, None)
+        what = f"D = {d_model}: {one} {metric.words} {other}"
+        contest = Contest(what, ours, others, margin=0.0, unit=metric.unit, pair=(one, other))
+        if metric.unit == "IoU":
             paper = Effect(TABLE_3[one].iou.mean - TABLE_3[other].iou.mean, 0, 1, 1, 1)
             contest = contest._replace(paper=paper, margin=IOU_MARGIN)
         yield contest
 
 
-def find_attention(evidence: Evidence) -> Iterator[Finding]:
-    """One finding per exhibit."""
+def find_attention(evidence: Evidence, planned: Mapping[str, JudgedPlan]) -> Iterator[Finding]:
+    """One finding per table or figure; Table 3 shows the probes that plans asked for, too."""
     probes = choose(evidence)
-    for exhibit in EXHIBITS:
+    for metric in METRICS:
+        is_table = metric.name == "Table 3"
         yield Finding(
-            exhibit.name,
+            metric.name,
             probes.protocol,
-            exhibit.numbers(probes),
-            hold_claims(ahead(probes, exhibit)),
+            metric.numbers(probes),
+            hold_claims(ahead(probes, metric)),
             probes.departures,
-            draw=partial(exhibit.draw, probes),
-            headline=live_heads(probes) if exhibit.name == "Table 3" else "",
-            seeds=mqar.span([len(cell.records) for cell in probes.main]),
+            draw=partial(table_3_tables, planned, probes) if is_table else partial(metric.draw, probes),
             sources=probes.files,
+            same_as="" if metric.pairs else "Table 3",
         )
 
 
@@ -252,10 +249,10 @@ SOFTMAX = [("Attention", "ReBased"), ("Attention", "Based")]
 EVERY = [("ReBased", "Based"), *SOFTMAX]
 HIGHER_IOU = (lambda cell: cell.values("iou"), "has a higher IoU (mean over heads) than", "IoU")
 IGNORES_MORE = f"gives more tokens less than {SMALL} of their share than"
-EXHIBITS = (
-    Exhibit("Table 3", EVERY, *HIGHER_IOU, table_3, heads_table),
-    Exhibit("Figure 2", EVERY[:1], ignored, IGNORES_MORE, "share", minima, similarity_picture),
-    Exhibit("Figure 5", SOFTMAX, *HIGHER_IOU, draw=maps),
-    Exhibit("Figure 8", SOFTMAX, lambda cell: cell.values("mass"), "has more attention on the answers than", "share"),
-    Exhibit("Figure 9", EVERY, quiet, "has fewer noisy tokens than", "tokens"),
+METRICS = (
+    Metric("Table 3", EVERY, *HIGHER_IOU, table_3),
+    Metric("Figure 2", EVERY[:1], ignored, IGNORES_MORE, "share", minima, similarity_picture),
+    Metric("Figure 5", draw=maps),  # its claims are those of Table 3
+    Metric("Figure 8", SOFTMAX, lambda cell: cell.values("mass"), "has more attention on the answers than", "share"),
+    Metric("Figure 9", EVERY, quiet, "has fewer noisy tokens than", "tokens"),
 )

@@ -3,19 +3,11 @@
 from typing import NamedTuple
 
 
-class PaperItem(NamedTuple):
-    """A table or figure of the paper."""
-
-    name: str  # "Table 1"
-    title: str
-    says: str  # what the paper says it shows
-
-
 class Experiment(NamedTuple):
     """Runs that one or several tables and figures are computed from. What they show is one result, not several."""
 
     title: str
-    items: tuple[PaperItem, ...]
+    items: dict[str, str]  # by the name of a table or figure: what the paper says it shows
     redo: tuple[str, ...]  # commands: the whole first, then what takes less
     left_open: str = ""  # what the paper does not state, and what stands here for it
 
@@ -28,15 +20,11 @@ class Experiment(NamedTuple):
 EXPERIMENTS = (
     Experiment(
         "Kernels of narrow models",
-        (
-            PaperItem(
-                "Table 1",
-                "accuracy of six kernels",
-                "ReBased recalls more than Based and four simpler kernels, in short and in long sequences.",
-            ),
-            PaperItem("Figure 3", "Table 1 as a picture", "ReBased is best at every width, most at T = 2,048."),
-            PaperItem("Figure 4", "accuracy by tuning budget", "ReBased is best for every number of rates tried."),
-        ),
+        {
+            "Table 1": "ReBased recalls more than Based and four simpler kernels, in short and in long sequences.",
+            "Figure 3": "ReBased is best at every width, most at T = 2,048.",
+            "Figure 4": "ReBased is best for every number of rates tried.",
+        },
         (
             "rebased sweep table1             # all of it: 960 runs",
             "rebased sweep results/table1-t256/sweep.yaml  # T = 256, D = 24 to 48, two to four rates: 180 runs",
@@ -45,13 +33,9 @@ EXPERIMENTS = (
     ),
     Experiment(
         "Language models",
-        (
-            PaperItem(
-                "Table 2",
-                "perplexity on the Pile",
-                "ReBased is ahead of Based on all tokens, of attention on non-AR tokens and overall.",
-            ),
-        ),
+        {
+            "Table 2": "ReBased is ahead of Based on all tokens, of attention on non-AR tokens and overall.",
+        },
         (
             "rebased lm train --config lm/paper-checkpoint    # and lm/based, lm/attention: the paper's models",
             "rebased sweep results/enwik8-six-passes/sweep.yaml  # the stand-in: enwik8, 4,500 steps, nine runs",
@@ -60,29 +44,27 @@ EXPERIMENTS = (
     ),
     Experiment(
         "Recall by length and width",
-        (
-            PaperItem("Figure 1", "accuracy of five models", "ReBased recalls more than Based, RWKV and Mamba."),
-            PaperItem(
-                "Figure 7", "with and without a short convolution", "It helps attention; RWKV is better without."
-            ),
-            PaperItem("Figure 10", "gamma and beta along training", "Gamma tends to about 0.13, beta to 0."),
-        ),
+        {
+            "Figure 1": "ReBased recalls more than Based, RWKV and Mamba.",
+            "Figure 7": "It helps attention; RWKV is better without.",
+            "Figure 10": "Gamma tends to about 0.13, beta to 0.",
+        },
         (
             "rebased sweep figure1            # all of it: 2,000 runs; figure7 has 1,600 more",
             "rebased sweep results/figure1-t256/sweep.yaml  # T = 128 and 256, D = 64 and 128, three seeds: 120 runs",
-            "rebased sweep results/figure7-t256/sweep.yaml  # the other two models of Figure 7: 48 runs",
+            "rebased sweep results/figure7-t256/sweep.yaml  # both pairs of Figure 7: 40 runs",
             "rebased sweep results/figure10-weight-decay/sweep.yaml  # no weight decay: 5 runs",
         ),
     ),
     Experiment(
-        "Where the second layer looks",
-        (
-            PaperItem("Table 3", "attention on the answers (IoU)", "Attention 0.999, ReBased 0.173, Based 0.157."),
-            PaperItem("Figure 2", "similarity of queries and keys", "ReBased can ignore a token, Based cannot."),
-            PaperItem("Figure 5", "attention matrices", "Softmax looks at the answers, the others also elsewhere."),
-            PaperItem("Figure 8", "more attention matrices", "Softmax has more attention on the answers."),
-            PaperItem("Figure 9", "attention of the last question", "ReBased has fewer noisy tokens than Based."),
-        ),
+        "Attention probes",
+        {
+            "Table 3": "Attention 0.999, ReBased 0.173, Based 0.157.",
+            "Figure 2": "ReBased can ignore a token, Based cannot.",
+            "Figure 5": "Softmax looks at the answers, the others also elsewhere.",
+            "Figure 8": "Softmax has more attention on the answers.",
+            "Figure 9": "ReBased has fewer noisy tokens than Based.",
+        },
         (
             "rebased probe runs/table3 --sweep table3 --json table3.json  # 112 of 280 are trained",
             "rebased probe runs/table3 --sweep results/table3-16-epochs/sweep.yaml --json table3.json  # 98 of 210",
@@ -92,13 +74,13 @@ EXPERIMENTS = (
         "were looked at after the fact.",
     ),
     Experiment(
-        "Parameter counts",
-        (
-            PaperItem("Table 4", "parameters of the MQAR models", "Seven models at four widths."),
-            PaperItem("Table 9", "parameters of the language models", "The three models of Table 2."),
-        ),
+        "Fitted parameter counts",
+        {
+            "Table 4": "Seven models at four widths.",
+            "Table 9": "The three models of Table 2.",
+        },
         ("rebased paper --params",),
         "Which length each cell of Table 4 has was found by solving for it.",
     ),
 )
-TITLES = {item.name: item.title for experiment in EXPERIMENTS for item in experiment.items}
+SAYS = {name: says for experiment in EXPERIMENTS for name, says in experiment.items.items()}

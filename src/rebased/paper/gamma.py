@@ -57,7 +57,6 @@ def find_gamma(evidence: Evidence) -> Finding:
                     numbers,
                     departures=group.departures,
                     remarks=list(describe_decays(decays)),
-                    seeds=group.seeds,
                     sources=mqar.sources([*group.runs, *(run for decay in decays for run in decay.runs)]),
                 )
     return Finding("Figure 10", "none", not_run())

@@ -12,7 +12,6 @@ from rebased.paper.mqar import Group
 from rebased.paper.values import KERNEL_ORDER, RATES, TABLE_1, TABLE_1_PAIRS, TABLE_1_WIDTHS, Place
 from rebased.paper.verdict import Contest, hold_claims
 from rebased.report.page import figure
-from rebased.report.reference_values import agreement
 from rebased.report.synthetic import figures
 from rebased.report.synthetic.cells import Cell, accuracy_of
 
@@ -31,26 +30,10 @@ def find_kernels(evidence: Evidence) -> Iterator[Finding]:
         mqar.hold_cells(TABLE_1, group),
         table_1,
         draw=partial(by_width, group, "table-1"),
-        remarks=[*wrong_rows(group), *unused(groups)],
+        remarks=[*mqar.wrong_rows(TABLE_1, group), *unused(groups)],
     )
     yield mqar.finding("Figure 3", group, (), hold_claims([*at_each_width(group), grows(group)]))
     yield mqar.finding("Figure 4", group, (), hold_claims(at_random_rates(group)))
-
-
-def wrong_rows(group: Group) -> Iterator[str]:
-    """How often our cells agree with the paper's value of another kernel, at the same length and width."""
-    values = [
-        agreement(cell.test, TABLE_1[place._replace(model=other)])
-        for place, cell in group.cells.items()
-        for other in KERNEL_ORDER
-        if other != place.model and cell.test.n > 1
-    ]
-    if values:
-        yield (
-            f"How much an agreement is worth: held against the value of another kernel, of the same length and width, "
-            f"{values.count('agrees')} of {len(values)} comparisons agree too, {values.count('differs')} differ and "
-            f"{values.count('too wide to tell')} are too wide to tell."
-        )
 
 
 def unused(groups: list[Group]) -> Iterator[str]:
@@ -79,14 +62,13 @@ def at_each_width(group: Group) -> Iterator[Contest]:
 def grows(group: Group) -> Contest:
     """The claim that ReBased leads Based by more in long sequences than in short ones."""
 
-    def lead(seq_len: int) -> dict[int, float] | None:
-        found = mqar.over_widths(group, seq_len, "ReBased", "Based")
+    def lead(found: Contest) -> dict[int, float] | None:
         ours, theirs = found.ours or {}, found.others or {}
         return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())} or None
 
-    short, long = LENGTHS
-    what = f"ReBased leads Based by more at T = {long:,} than at T = {short}"
-    return Contest(what, lead(long), lead(short))
+    short, long = (mqar.over_widths(group, seq_len, "ReBased", "Based") for seq_len in LENGTHS)
+    what = f"ReBased leads Based by more at T = {LENGTHS[1]:,} than at T = {LENGTHS[0]}"
+    return Contest(what, lead(long), lead(short), pair=long.pair, learned=long.learned and short.learned)
 
 
 def at_random_rates(group: Group) -> Iterator[Contest]:

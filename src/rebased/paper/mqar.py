@@ -1,6 +1,6 @@
 """The runs on the paper's MQAR grids, grouped by how they depart from its protocol, nearest to it first."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,13 +13,14 @@ from rebased.paper.precision import TF32, PrecisionTest
 from rebased.paper.reference import PAPER, deviations, place_of
 from rebased.paper.values import KERNEL_ORDER, PRESETS, RATES, READINGS, SEEDS, Place
 from rebased.paper.verdict import Claim, Contest, Number, Protocol, hold_number
-from rebased.report.reference_values import ReferenceValue
+from rebased.report.reference_values import ReferenceValue, agreement
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results, has_learned
 from rebased.report.synthetic.comparisons import mean_by_seed
 from rebased.report.tables import NONE
 from rebased.runs.finished import Run
 
 STOP_ABOVE = 0.99
+CEILING = 0.97  # here all models that have solved the task agree with each other
 TASK = {"random_non_queries": False, "alpha": 0.01}
 FREE = ("mixers", "vocab_size", "max_len", "backend", "qk_transform", "dt_init")
 """Settings of a model that another check reads, that follow from the task, or that name a kernel of Table 1."""
@@ -57,11 +58,6 @@ class Group(NamedTuple):
         return "departs" if self.departures else "paper" if self.cells else "none"
 
     @property
-    def seeds(self) -> str:
-        """'5', or '3 to 5'"""
-        return span([cell.test.n for cell in self.cells.values()])
-
-    @property
     def runs(self) -> list[Run]:
         """The runs of all cells."""
         return [run for cell in self.cells.values() for run in cell.all_runs]
@@ -72,8 +68,8 @@ NO_RUNS = Group((), Results((), 0), {})
 
 def finding(name: str, group: Group, numbers: Sequence[Number], claims: Sequence[Claim], **more: Any) -> Finding:
     """What these runs show of a table or figure. `more` are other fields of the finding."""
-    about: dict[str, Any] = {"unit": "cell", "seeds": group.seeds, "sources": sources(group.runs)}
-    return Finding(name, group.protocol, numbers, claims, group.departures, **about, **more)
+    found = sources(group.runs)
+    return Finding(name, group.protocol, numbers, claims, group.departures, unit="cell", sources=found, **more)
 
 
 def groups_of(
@@ -160,13 +156,29 @@ def hold_cells(readings: Mapping[Place, ReferenceValue], group: Group) -> list[N
     for place, reading in readings.items():
         ours = group.cells[place].test if place in group.cells else None
         number = hold_number(f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}", reading, ours)
-        failed = number.outcome == "differs" and not have_learned([group.cells[place]])
+        failed = ours is not None and not have_learned([group.cells[place]])
         numbers.append(number._replace(outcome="did not learn") if failed else number)
     return numbers
 
 
+def wrong_rows(readings: Mapping[Place, ReferenceValue], group: Group) -> Iterator[str]:
+    """What an agreement is worth: how often cells agree with the paper's value of another model, at the same place."""
+    cells = {place: cell.test for place, cell in group.cells.items() if cell.test.n > 1 and have_learned([cell])}
+    pairs = [(place, other) for place in cells for other in readings if other[1:] == place[1:]]
+    found = {pair: agreement(cells[pair[0]], readings[pair[1]]) for pair in pairs}
+    wrong = [answer for (place, other), answer in found.items() if other != place]
+    right = [readings[place].mean for (place, other), answer in found.items() if other == place and answer == "agrees"]
+    if wrong and right:
+        yield (
+            f"What an agreement is worth: of {len(wrong)} comparisons with another model's value at the same place "
+            f"{wrong.count('agrees')} agree too and {wrong.count('differs')} differ; of the {len(right)} that agree "
+            f"{sum(mean >= CEILING for mean in right)} are at the ceiling ({CEILING:g} or more)."
+        )
+
+
 def over_widths(group: Group, seq_len: int, one: str, other: str) -> Contest:
-    """The claim that model `one` recalls more than `other` at one length: the mean over the widths that both have."""
+    """The claim that model `one` recalls more than `other` at one length: the mean over the widths that both have, and
+    where both learned, if there are such."""
     what = f"T = {seq_len:,}: {one} recalls more than {other}"
     both = {
         place: (cell, group.cells[twin])
@@ -175,15 +187,16 @@ def over_widths(group: Group, seq_len: int, one: str, other: str) -> Contest:
     }
     if not both:
         return Contest(what, pair=(one, other))
+    learned = {place: cells for place, cells in both.items() if have_learned(cells)}
+    both = learned or both
     sides = list(zip(*both.values(), strict=True))
     cells = [cell for side in sides for cell in side]
     held_out = all(cell.held_out for cell in cells)
     ours, theirs = (mean_by_seed(side, held_out) for side in sides)
-    chosen = any(len(cell.runs) > 1 for cell in cells)
-    selected = tuple(mean_by_seed(side, held_out, selected=True) for side in sides) if chosen else None
-    where = f"{what} (D = {', '.join(str(place.d_model) for place in both)})"
-    paper, learned = papers_effect(list(both), other), have_learned(cells)
-    return Contest(where, ours, theirs, selected, paper, pair=(one, other), learned=learned)  # type: ignore[arg-type]
+    widths = [place.d_model for place in both]
+    about = {"paper": papers_effect(list(both), other), "pair": (one, other), "learned": bool(learned)}
+    where = f"{what} (D = {', '.join(map(str, widths))})"
+    return Contest(where, ours, theirs, widths=widths, **about)  # type: ignore[arg-type]
 
 
 def have_learned(cells: Iterable[Cell]) -> bool:
@@ -209,7 +222,7 @@ def sources(runs: Iterable[Run]) -> list[str]:
     return sorted({run.file for run in runs if run.file})
 
 
-def span(counts: Sequence[int]) -> str:
+def span(counts: Sequence[float]) -> str:
     """'5', or '3 to 5'; a dash if there is none."""
     ends = sorted({min(counts), max(counts)} if counts else ())
     return " to ".join(map(str, ends)) or NONE

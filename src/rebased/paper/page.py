@@ -1,18 +1,19 @@
-"""The page: five sentences, one plot, the claims, then one section per experiment."""
+"""The page: five sentences and one plot, the verdicts, then one section per experiment."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
 from rebased.config import plural
 from rebased.files import without_nan
-from rebased.paper.answered import PLANS, with_plans
-from rebased.paper.answers import FIRST, forest, main_claims, sentences
+from rebased.paper.answered import PLANS, same_claims, with_plans
+from rebased.paper.answers import FIRST, caveats, forest, main_claims, sentences
 from rebased.paper.attention import find_attention
-from rebased.paper.contents import EXPERIMENTS, TITLES, Experiment
+from rebased.paper.contents import EXPERIMENTS, SAYS, Experiment
 from rebased.paper.counts import find_counts
 from rebased.paper.evidence import PLANNED, Evidence
-from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, tally, words_table
+from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, words_table
 from rebased.paper.gamma import find_gamma
 from rebased.paper.kernels import find_kernels
 from rebased.paper.planned import OUTCOME_HEAD, JudgedPlan, judge_folders, outcome_row
@@ -20,6 +21,7 @@ from rebased.paper.recall import find_recall
 from rebased.paper.text import find_perplexity
 from rebased.paper.verdict import RULES, VERDICTS
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
+from rebased.report.probe.cells import run_of
 from rebased.report.prose import has_changes, warn_about_records
 from rebased.report.tables import Table
 from rebased.runs.finished import Run
@@ -29,17 +31,11 @@ PAPER = (
     "The paper: Aksenov et al., Linear Transformers with Learnable Kernel Functions are Better In-Context Models, ACL "
     "2024 (arXiv 2402.10644)."
 )
-PLOT = (
-    "Each row is a claim of the paper. Dots: our mean difference with its 95 % interval; grey: earlier runs, which a "
-    "planned test has replaced. Crosses: the paper's, with an interval where it prints a spread. To the right of the "
-    "dotted line the paper's claim is right."
-)
+PLOT = "Dots: ours, with 95 % intervals; grey: replaced by a planned test. Right of the dotted line the paper is right."
 PLANNED_TESTS = (
-    "Question, test and margin were written before the runs (results/NAME/plan.md). The records show this where each "
-    "commit that the runs name holds the plan. Other tests are marked: order not shown."
+    "Questions, tests and margins stand in results/NAME/plan.md. That a plan came before its runs is shown where each "
+    "commit that they name holds it."
 )
-NOT_SHOWN = "the runs name a commit that does not hold the plan, so the records do not show that it came first"
-OTHER_TESTS = "Tests that belong to no table. Those marked as shown only decide nothing."
 
 
 class PaperPage:
@@ -47,17 +43,17 @@ class PaperPage:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence, self.runs = evidence, [*evidence.runs, *evidence.lm_runs]
+        self.planned = judge_folders(PLANNED) if evidence.shipped else {}
         found = [
             *find_kernels(evidence),
             *find_recall(evidence),
             find_gamma(evidence),
-            *find_attention(evidence),
+            *find_attention(evidence, self.planned),
             *find_counts(),
-            find_perplexity(evidence),
+            find_perplexity(evidence, self.planned),
         ]
         by_name = {finding.name: finding for finding in found}
-        self.planned = judge_folders(PLANNED) if evidence.shipped else {}
-        self.by_name = {name: with_plans(by_name[name], self.planned) for name in TITLES}
+        self.by_name = {name: with_plans(by_name[name], self.planned) for name in SAYS}
         if not evidence.shipped:
             check_relevant(self.findings)
         ended = [run for run in self.runs if run.status != "unfinished"]
@@ -72,25 +68,41 @@ class PaperPage:
     @property
     def answers(self) -> list[str]:
         """The five sentences at the top."""
-        return list(sentences(self.by_name, self.planned))
+        return sentences(self.by_name)
+
+    @property
+    def caveats(self) -> list[str]:
+        """What limits them, and from which records they are."""
+        return [self.provenance, *caveats(self.by_name, self.planned)]
 
     @property
     def counts(self) -> str:
-        """'14 tables and figures of 5 experiments: 2 reproduced, 2 partly, 10 not run'"""
-        said = tally([finding.verdict for finding in self.findings], VERDICTS)
-        return f"{len(self.findings)} tables and figures of {len(EXPERIMENTS)} experiments: {said}"
+        """'14 tables and figures of 5 experiments: 2 reproduced (fitted parameter counts), 12 not run'; a verdict that
+        several have in one experiment alone names it."""
+        verdicts = Counter(finding.verdict for finding in self.findings)
+        said = []
+        for verdict in (verdict for verdict in VERDICTS if verdicts[verdict]):
+            where = [each.title for each in EXPERIMENTS for name in each.items if self.by_name[name].verdict == verdict]
+            one = f" (all: {where[0].lower()})" if len(where) > 1 and len(set(where)) == 1 else ""
+            said.append(f"{verdicts[verdict]} {verdict}{one}")
+        return f"{len(self.findings)} tables and figures: {', '.join(said)}"
 
     @property
     def provenance(self) -> str:
-        """How many runs were made by code that no commit holds."""
+        """How many runs and probes were made by code that no commit holds."""
         whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
-        return f"From {whose}: {count_runs(self.runs)}, {plural(len(self.evidence.probes), 'probe')}."
+        planned = list(self.planned.values())
+        runs = [*self.runs, *(run for plan in planned for run in plan.runs)]
+        probes = [*(probe for _, probe in self.evidence.probes), *(probe for plan in planned for probe in plan.probes)]
+        said = f"From {whose}: {counted('run', runs)}, {counted('probe', list(map(run_of, probes)))}."
+        return f"{said} Changes: code that is in no commit."
 
     def marked(self, file: str) -> str:
-        """The name of a file, with the number of its runs whose code no commit holds."""
-        runs = [run for run in self.runs if run.file == file]
-        changed = sum(map(has_changes, runs))
-        return f"{file} ({changed} of {plural(len(runs), 'run')} with changes)" if changed else file
+        """The name of a file, with the number of its runs or probes whose code no commit holds."""
+        found = {"run": [run for run in self.runs if run.file == file]}
+        found["probe"] = [run_of(probe) for name, probe in self.evidence.probes if name == file]
+        changed = [counted(what, runs) for what, runs in found.items() if any(map(has_changes, runs))]
+        return ", ".join([file, *changed])
 
     def to_record(self) -> dict[str, object]:
         """Everything as JSON data."""
@@ -99,31 +111,31 @@ class PaperPage:
             for name, plan in self.planned.items()
         }
         found = {"findings": [finding.to_record() for finding in self.findings], "planned": planned}
-        return dict(without_nan({"answers": self.answers, "counts": self.counts, **found}))
+        return dict(without_nan({"answers": self.answers, "counts": self.counts, "caveats": self.caveats, **found}))
 
     def page(self, command: str) -> Page:
         """The page; `command` is the command that makes it."""
         footer = f"{PAPER} {describe_origin(self.runs) if self.runs else ''}"
-        return Page(TITLE, f"{self.counts}. {self.provenance}", list(self._sections(command)), footer, self.to_record())
+        return Page(TITLE, f"{self.counts}.", list(self._sections(command)), footer, self.to_record())
 
     def _sections(self, command: str) -> Iterator[Section]:
-        yield Section(
-            "In five sentences", "<ol>" + "".join(f"<li>{escape(text)}</li>" for text in self.answers) + "</ol>"
-        )
         claims = main_claims(self.by_name)
-        if (panels := forest(claims)) is not None:
-            yield Section("Effects", figure(panels, PLOT))
+        panels = forest(claims)
+        html = "<ol>" + "".join(f"<li>{escape(text)}</li>" for text in self.answers) + "</ol>"
+        html += (figure(panels, PLOT) if panels else "") + bullets(self.caveats)
         if claims:
-            table = Table(CLAIM_HEAD, [claim_row(claim, f"{name}. ") for name, claim in claims])
-            yield Section("Claims, the most important first", words_table(table))
-        yield Section("Verdicts", self._verdicts())
+            rows = [claim_row(claim, f"{name}. ") for name, claim in claims]
+            html += details(f"Show these {plural(len(rows), 'claim')}", words_table(Table(CLAIM_HEAD, rows)))
         if self.planned:
-            yield Section("Planned tests", self._planned())
+            html += details(f"Show {plural(len(self.planned), 'plan')}", self._planned())
+        yield Section("", html)
+        yield Section("Verdicts", self._verdicts())
         for experiment in EXPERIMENTS:
             yield Section(experiment.title, self._experiment(experiment), experiment.key)
         if self.warnings:
             yield Section("Warnings", bullets(self.warnings))
-        yield Section("How verdicts are made", bullets([*RULES, str(self.evidence.precision)]))
+        rules = bullets([*RULES, str(self.evidence.precision)])
+        yield Section("How verdicts are made", details("Show the rules", rules))
         yield Section("How to make this page again", commands([command]))
 
     def _verdicts(self) -> str:
@@ -132,24 +144,16 @@ class PaperPage:
         for experiment in EXPERIMENTS:
             link = f'<a href="#{experiment.key}">{escape(experiment.title)}</a>'
             html += f'<tr><th scope="row">{link}</th><td></td><td></td></tr>'
-            for finding in (self.by_name[item.name] for item in experiment.items):
-                name = f"{escape(finding.name)}: {escape(TITLES[finding.name])}"
+            for finding in map(self.by_name.__getitem__, experiment.items):
+                name = f"{escape(finding.name)}: {escape(SAYS[finding.name])}"
                 verdict = finding.verdict
                 colour = "partly" if verdict == "in small part" else verdict.replace(" ", "-")  # the word says it too
                 html += f'<tr><th scope="row">{name}</th><td><span class="verdict {colour}">{verdict}</span></td>'
-                shared = self._shared(experiment, finding)
-                again = [shared[claim.what] for claim in finding.claims if claim.what in shared]
-                once = f" {len(again)} of them, those of {' and '.join(set(again))}, count once." if again else ""
-                html += f"<td>{escape(finding.sentence + once)}</td></tr>"
+                html += f"<td>{escape(finding.sentence)}</td></tr>"
         head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "why"))
         table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{html}</tbody></table>'
-        lead = "Tables and figures of one experiment are computed from the same runs: they are one result, not several."
+        lead = "Tables and figures of one experiment are computed from the same runs: they are one result."
         return f'{paragraphs(lead)}<div class="wide text">{table}</div>'
-
-    def _shared(self, experiment: Experiment, finding: Finding) -> dict[str, str]:
-        """The statements of a table or figure that an earlier one of the experiment makes too, each with its name."""
-        earlier = [self.by_name[item.name] for item in experiment.items]
-        return {claim.what: one.name for one in earlier[: earlier.index(finding)] for claim in one.claims}
 
     def _planned(self) -> str:
         """Which plans there are, whether their runs came after them, and what was computed beside their tests."""
@@ -158,19 +162,19 @@ class PaperPage:
             if not is_tested(plan):
                 items.append(f"{name}: {runs_made(plan)}.")
                 continue
-            known = "the commits that the runs name hold the plan" if plan.came_first else NOT_SHOWN
             about = PLANS.get(name)
             where = f"tests of {about.table}" if about else "tests below"
-            items.append(f"{name}: {count_runs(plan.runs)}; {where}; {known}.")
-            others = [found for found in plan.outcomes if found.is_shown or about is None]
-            rows += [outcome_row(found, f"{name}. ") for found in others]
+            items.append(f"{name}: {counted('run', plan.runs)}; {where}; {plan.mark}.")
+            claims = self.by_name[about.table].claims if about else []
+            for found in plan.outcomes:
+                if found.is_shown or about is None or not same_claims(claims, about, plan.runs, found.test):
+                    rows.append(outcome_row(found, f"{name}. "))
         html = paragraphs(PLANNED_TESTS) + bullets(items)
-        return html + paragraphs(OTHER_TESTS) + words_table(Table(OUTCOME_HEAD, rows)) if rows else html
+        return html + paragraphs("Tests of no claim:") + words_table(Table(OUTCOME_HEAD, rows)) if rows else html
 
     def _experiment(self, experiment: Experiment) -> str:
-        """What the paper says, departures once, tables and pictures, and the commands."""
-        findings = [self.by_name[item.name] for item in experiment.items]
-        html = bullets(f"{item.name}: {item.says}" for item in experiment.items)
+        """Departures once, tables and pictures, and the commands."""
+        findings = [self.by_name[name] for name in experiment.items]
         departures = dict.fromkeys(words for finding in findings for words in finding.departures)
         kind = "A stand-in" if any(finding.protocol == "stand-in" for finding in findings) else "Departures"
         facts = [f"{kind}: {'; '.join(departures)}."] if departures else []
@@ -178,21 +182,21 @@ class PaperPage:
         facts += dict.fromkeys(remark for finding in findings for remark in finding.remarks)
         sources = dict.fromkeys(source for finding in findings for source in finding.sources)
         facts += [f"Records: {', '.join(map(self.marked, sources))}."] if sources else []
-        html += paragraphs(*facts) + "".join(finding.draw() for finding in findings)
+        html = paragraphs(*facts) + "".join(finding.draw() for finding in findings)
         for finding in findings:
             tables = {finding.unit: finding.number_table()}
             if finding.name not in FIRST:  # their claims stand at the top
-                tables["claim"] = finding.claim_table(without=self._shared(experiment, finding))
+                tables["claim"] = finding.claim_table()
             for what, table in tables.items():
                 if table:
                     html += details(f"Show {finding.name}: {plural(len(table.rows), what)}", words_table(table))
         return html + commands(experiment.redo)
 
 
-def count_runs(runs: Sequence[Run]) -> str:
-    """'5 runs (2 by code with changes that no commit holds)'"""
+def counted(what: str, runs: Sequence[Run]) -> str:
+    """'5 runs (2 with changes)': by code that no commit holds."""
     changed = sum(map(has_changes, runs))
-    return plural(len(runs), "run") + (f" ({changed} by code with changes that no commit holds)" if changed else "")
+    return plural(len(runs), what) + (f" ({changed} with changes)" if changed else "")
 
 
 def is_tested(plan: JudgedPlan) -> bool:
@@ -212,6 +216,6 @@ def check_relevant(findings: Sequence[Finding]) -> None:
     """ValueError if no record is of anything that the paper shows."""
     if not any(found.remarks or (found.protocol != "none" and found.unit != "count") for found in findings):
         raise ValueError(
-            "none of these records has ended and is of an experiment of the paper (MQAR at its lengths and widths, "
-            "ReBased as a language model, its probes); `rebased report` shows any runs"
+            "no record is a finished run of one of the paper's experiments (MQAR at its lengths and widths, ReBased as "
+            "a language model, its probes); `rebased report` shows any runs"
         )

@@ -1,56 +1,27 @@
-"""Plans: a question, its test and its margin, committed before the runs; and what the runs then say.
+"""What runs say about a plan: one outcome per test."""
 
-A plan is a Markdown file with one block of YAML, beside the sweep that makes its runs (results/NAME/plan.md).
-"""
-
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
-
-import yaml
 
 from rebased.analysis.paired import equals, holm
 from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_interval, permutation_p
-from rebased.config import Config
 from rebased.files import read_json
 from rebased.paper.evidence import Evidence, read_evidence
-from rebased.report.lm.models import is_finished, training_loss
+from rebased.paper.plan_file import Plan, PlannedTest, plans_in, read_plan
+from rebased.report.lm.models import curve, is_finished
 from rebased.report.probe.cells import live_mean, run_of
+from rebased.report.probe.files import Probe
 from rebased.report.synthetic.cells import COUNTED, has_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
 
 NO_INTERVAL = (nan, nan)
 CAME_FIRST = "came-first.json"  # in a folder of plans: by name, whether each commit that a run names holds the plan
+GAP_STEPS = 50  # steps before an evaluation: the gap is its loss minus the mean training loss of these
 Answer = Literal["holds", "contradicted", "equal", "too wide to tell", "not shown", "incomplete"]
-
-
-class PlannedTest(Config):
-    """One comparison: the runs of two groups, the number that each run counts with, the test, and the margin."""
-
-    name: str
-    value: Literal["held_out", "began", "loss.all", "loss.ar", "loss.non_ar", "gap", "iou.live", "iou.mean", "iou.best"]
-    a: dict[str, Any]  # `model` is the name of a model, or a list of names; other keys are paths of settings
-    b: dict[str, Any]
-    runs: int | tuple[int, int]  # of a and of b
-    test: Literal["welch", "permutation", "fisher"] = "welch"
-    strata: str | None = None  # the path of a setting: labels are permuted, and differences taken, within its values
-    margin: float | None = None  # a difference below it does not matter; Fisher's test has none
-
-    @property
-    def wanted(self) -> tuple[int, int]:
-        """How many runs a and b need."""
-        return (self.runs, self.runs) if isinstance(self.runs, int) else self.runs
-
-
-class Plan(Config):
-    """What a sweep is to decide."""
-
-    correct: Literal["none", "holm"]  # over `tests`
-    tests: tuple[PlannedTest, ...]
-    shown: tuple[PlannedTest, ...] = ()  # computed in the same way, and decides nothing
 
 
 class Outcome(NamedTuple):
@@ -63,7 +34,9 @@ class Outcome(NamedTuple):
     interval: tuple[float, float]  # 95 %, of the same test as p before its correction; nan without a difference
     p: float  # corrected, if the plan corrects; nan if runs are missing
     answer: Answer
+    never_began: tuple[int, int] = (0, 0)  # runs of a and b that count with an accuracy and did not learn
     is_shown: bool = False  # beside the tests of the plan: it decides nothing
+    welch_p: float = nan  # of Welch's test, corrected as p is
 
     @property
     def counts(self) -> tuple[str, str]:
@@ -72,7 +45,7 @@ class Outcome(NamedTuple):
             return f"{self.n[0]} of {self.test.wanted[0]} runs", f"{self.n[1]} of {self.test.wanted[1]} runs"
         if self.yes:
             return f"{self.yes[0]} of {self.n[0]}", f"{self.yes[1]} of {self.n[1]}"
-        return str(self.n[0]), str(self.n[1])
+        return str(self.n[0]), str(self.n[1]) if self.test.level is None else f"{self.test.level:g} as reported"
 
     @property
     def words(self) -> str:
@@ -85,14 +58,21 @@ class Outcome(NamedTuple):
     @property
     def fragile(self) -> str:
         """A warning if permutations decide and Welch's test does not, which allows groups of unequal spread."""
-        if self.test.test != "permutation" or self.effect is None or not self.p < ALPHA <= self.effect.p:
+        if self.test.test != "permutation" or not self.p < ALPHA <= self.welch_p:
             return ""
-        return f"fragile: Welch's test has p {equals(self.effect.p)}"
+        return f"fragile: Welch's test has p {equals(self.welch_p)}"
+
+    @property
+    def remarks(self) -> str:
+        """What stands beside the answer: whether it is fragile, how many runs never began, and the plan's note."""
+        began = f"runs that never began: {self.never_began[0]} of {self.n[0]} and {self.never_began[1]} of {self.n[1]}"
+        fragile = "" if self.test.claims_no_loss else self.fragile  # such an answer does not rest on p
+        return "; ".join(filter(None, (fragile, began if any(self.never_began) else "", self.test.note)))
 
     def to_record(self) -> dict[str, Any]:
         """The outcome as JSON data; p is None if runs are missing."""
         about = {"test": self.test.name, "shown_only": self.is_shown, "found": self.words, "margin": self.test.margin}
-        return about | {"p": None if isnan(self.p) else self.p, "answer": self.answer, "fragile": self.fragile}
+        return about | {"p": None if isnan(self.p) else self.p, "answer": self.answer, "remarks": self.remarks}
 
 
 class JudgedPlan(NamedTuple):
@@ -100,7 +80,8 @@ class JudgedPlan(NamedTuple):
 
     outcomes: list[Outcome]  # none if there are no runs
     runs: Sequence[Run] = ()
-    came_first: bool = False  # each commit that a run names holds the plan, with the same tests
+    came_first: bool = False  # each commit that a run names holds the plan, word by word
+    probes: Sequence[Probe] = ()
 
     @property
     def mark(self) -> str:
@@ -108,32 +89,19 @@ class JudgedPlan(NamedTuple):
         return "planned" if self.came_first else "planned, order not shown"
 
 
-def read_plan(path: Path) -> Plan:
-    """The plan in a Markdown file. ValueError if it has no block of YAML, or one that is no plan."""
-    tests = tests_in(path.read_text(encoding="utf-8"))
-    if tests is None:
-        raise ValueError(f"{path} has no block of YAML; a plan states its tests in one")
-    return Plan.model_validate(tests)
-
-
-def tests_in(text: str) -> Any:
-    """The block of YAML in a plan's text; None if there is none."""
-    block = re.search(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return yaml.safe_load(block[1]) if block else None
-
-
 def judge_folders(folder: Path) -> dict[str, JudgedPlan]:
-    """By the name of a plan, what the records beside it say."""
+    """{plan: its outcomes, computed from the records beside it}."""
     found: dict[str, JudgedPlan] = {}
     first = read_json(folder / CAME_FIRST)
-    for path in sorted(folder.glob("*/plan.md")):
-        name, others = path.parent.name, [file for file in path.parent.iterdir() if file.suffix in (".gz", ".xz")]
+    for name, path in plans_in(folder).items():
+        others = [file for file in path.parent.iterdir() if file.suffix in (".gz", ".xz")]
         if not others:
             found[name] = JudgedPlan([])
             continue
         evidence = read_evidence(others)
         runs = [*evidence.runs, *evidence.lm_runs]
-        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)))
+        probes = [probe for _, probe in evidence.probes]
+        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)), probes)
     return found
 
 
@@ -141,8 +109,8 @@ def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
     """One outcome per planned test, then one per test that is only shown."""
     found = [examine(test, evidence) for test in plan.tests]
     if plan.correct == "holm":
-        corrected = holm([outcome.p for outcome in found])
-        found = [outcome._replace(p=p) for outcome, p in zip(found, corrected, strict=True)]
+        corrected = [holm([outcome.p for outcome in found]), holm([outcome.welch_p for outcome in found])]
+        found = [outcome._replace(p=p, welch_p=welch_p) for outcome, p, welch_p in zip(found, *corrected, strict=True)]
     shown = [examine(test, evidence)._replace(is_shown=True) for test in plan.shown]
     return [decide(outcome) for outcome in (*found, *shown)]
 
@@ -158,47 +126,81 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
 def outcome_row(found: Outcome, source: str = "") -> tuple[str, ...]:
     """The cells of a test, after its `source`."""
     name = f"{source}{found.test.name}{' (shown only)' if found.is_shown else ''}"
-    answer = "; ".join(filter(None, (found.answer, found.fragile)))
+    answer = "; ".join(filter(None, (found.answer, found.remarks)))
     return (name, " and ".join(found.counts), found.words, f"{found.p:.3g}", f"{found.test.margin or NONE}", answer)
 
 
 def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
     """The numbers of one test, with p as yet uncorrected."""
-    (a, n_a), (b, n_b) = (groups(test, which, evidence) for which in (test.a, test.b))
-    if (n_a, n_b) != test.wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
-        return Outcome(test, (n_a, n_b), None, None, NO_INTERVAL, nan, "incomplete")
+    runs_a, runs_b = (members(test, which, evidence) for which in (test.a, test.b))
+    n = len(runs_a), len(runs_b)
+    a, b = by_stratum(test, runs_a), by_stratum(test, runs_b)
+    if test.level is not None:
+        b = {key: [test.level, test.level] for key in a}  # twice: it has no spread
+    if n != test.wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
+        return Outcome(test, n, None, None, NO_INTERVAL, nan, "incomplete")
     if test.test == "fisher":
         yes_a, yes_b = (int(sum(map(sum, group.values()))) for group in (a, b))
-        ahead: Answer = "holds" if yes_a * n_b > yes_b * n_a else "contradicted"
-        p = fisher_p(yes_a, n_a, yes_b, n_b)
-        return Outcome(test, (n_a, n_b), (yes_a, yes_b), None, NO_INTERVAL, p, ahead)
+        ahead: Answer = "holds" if yes_a * n[1] > yes_b * n[0] else "contradicted"
+        p = fisher_p(yes_a, n[0], yes_b, n[1])
+        return Outcome(test, n, (yes_a, yes_b), None, NO_INTERVAL, p, ahead)
     found = effect(a, b)
     shuffled = test.test == "permutation"
     interval, p = (permutation_interval(a, b), permutation_p(a, b)) if shuffled else (found.interval(), found.p)
     answer: Answer = "holds" if found.difference > 0 else "contradicted"
-    return Outcome(test, (found.n_a, found.n_b), None, found, interval, p, answer)
+    never = [sum(test.value == "held_out" and not has_learned(run) for run, _ in runs) for runs in (runs_a, runs_b)]
+    counted = found.n_a, found.n_b if test.level is None else 0
+    return Outcome(test, counted, None, found, interval, p, answer, (never[0], never[1]), welch_p=found.p)
 
 
 def decide(outcome: Outcome) -> Outcome:
-    """The answer: the sign if p is small enough, else equal within the margin, else too wide to tell."""
-    if outcome.answer == "incomplete" or outcome.p < ALPHA:
+    """The answer: the sign if p is small enough, else equal within the margin, else too wide to tell. Of a level, equal
+    comes first. That a loses nothing holds if the 90 % interval is above minus the margin, unless p is small enough and
+    a is behind."""
+    test, found, is_small = outcome.test, outcome.effect, outcome.p < ALPHA
+    if outcome.answer == "incomplete":
         return outcome
-    if outcome.effect is None or outcome.test.margin is None:
+    if found is not None and test.margin is not None and test.claims_no_loss:
+        if is_small and outcome.answer == "contradicted":
+            return outcome
+        low, _ = found.interval(1 - 2 * ALPHA)
+        return outcome._replace(answer="holds" if low > -test.margin else "too wide to tell")
+    is_equal = found is not None and test.margin is not None and found.is_within(test.margin)
+    if is_small and not (is_equal and test.level is not None):
+        return outcome
+    if found is None or test.margin is None:
         return outcome._replace(answer="not shown")
-    return outcome._replace(answer="equal" if outcome.effect.is_within(outcome.test.margin) else "too wide to tell")
+    return outcome._replace(answer="equal" if is_equal else "too wide to tell")
 
 
-def groups(test: PlannedTest, which: Mapping[str, Any], evidence: Evidence) -> tuple[dict[Any, list[float]], int]:
-    """(the values of the runs that `which` describes, by stratum; how many runs there are). A run without a live head
-    has no value."""
+Valued = tuple[Run, float | None]  # a run and its number; None if it has none, such as one without a live head
+
+
+def members(test: PlannedTest, which: Mapping[str, Any], evidence: Evidence) -> list[Valued]:
+    """The runs that `which` describes, each with its number; none if it is empty, because b is a level."""
+    if not which:
+        return []
+    numbers = list(values_of(test.value, evidence))
+    found = [(run, value) for run, value in numbers if describes(which, run)]
+    if test.less is None:
+        return found
+    other = {(run.model, run.seed): value for run, value in numbers if describes(test.less, run)}
+    pairs = [(run, value, other.get((run.model, run.seed))) for run, value in found]
+    return [(run, None if value is None or less is None else value - less) for run, value, less in pairs]
+
+
+def by_stratum(test: PlannedTest, runs: Sequence[Valued]) -> dict[Any, list[float]]:
+    """The numbers of runs by stratum, without runs that have none."""
     found: dict[Any, list[float]] = {}
-    runs = 0
-    for run, value in values_of(test.value, evidence):
-        if all(fits(run, key, wanted) for key, wanted in which.items()):
-            runs += 1
-            values = found.setdefault(setting(run.settings, test.strata) if test.strata else None, [])
-            values += [value] if value is not None else []
-    return found, runs
+    for run, value in runs:
+        values = found.setdefault(setting(run.settings, test.strata) if test.strata else None, [])
+        values += [value] if value is not None else []
+    return found
+
+
+def describes(which: Mapping[str, Any], run: Run) -> bool:
+    """Whether a run has the model and all settings that `which` names."""
+    return all(fits(run, key, wanted) for key, wanted in which.items())
 
 
 def fits(run: Run, key: str, wanted: Any) -> bool:
@@ -217,20 +219,37 @@ def setting(settings: Any, path: str) -> Any:
     return settings
 
 
-def values_of(value: str, evidence: Evidence) -> Iterator[tuple[Run, float | None]]:
+def values_of(value: str, evidence: Evidence) -> Iterator[Valued]:
     """(run, number) of every run that has ended; None if it has no such number."""
     kind, _, part = value.partition(".")
     if kind == "iou":
         for _, probe in evidence.probes:
             iou = probe["layers"][-1]["iou"]
             yield run_of(probe), live_mean(iou["by_head"]) if part == "live" else iou[part]
-    elif kind in ("loss", "gap"):
+    elif kind in ("loss", "loss_change", "gap_growth"):
         for run in evidence.lm_runs:
             if is_finished(run) and "test" in run.lines[-1]:
-                loss: float = run.lines[-1]["test"][part or "all"]["loss"]
-                trained = training_loss(run) if kind == "gap" else 0.0
-                yield run, None if trained is None else loss - trained
+                yield run, gap_growth(run) if kind == "gap_growth" else run.lines[-1]["test"][part or "all"]["loss"]
     else:
         for run in evidence.runs:
             if run.status in COUNTED:
                 yield run, float(has_learned(run)) if kind == "began" else run.held_out
+
+
+def gap_growth(run: Run) -> float | None:
+    """The gap at the last evaluation minus that at the last one before any token was read twice. A gap is the loss on
+    valid windows minus the training loss of the steps before. None if nothing was read twice, or lines are missing."""
+    steps, losses = curve(run, "step", "loss")
+    at, valid = curve(run, "eval", "loss")
+    train, tokens = run.settings["train"], run.lines[0]["corpus"].get("tokens", {}).get("train", 0)
+    per_step = train["batch_size"] * run.settings["data"]["seq_len"]
+    first = sum(step * per_step <= tokens for step in at)  # evaluations in the first pass
+    if not 0 < first < len(at):
+        return None
+    gaps = []
+    for n in (first - 1, -1):
+        before = [loss for step, loss in zip(steps, losses, strict=True) if at[n] - GAP_STEPS < step <= at[n]]
+        if len(before) * train["log_every"] < GAP_STEPS:
+            return None
+        gaps.append(valid[n] - fmean(before))
+    return gaps[1] - gaps[0]

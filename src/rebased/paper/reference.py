@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from rebased.paper.values import EPOCHS, EXAMPLES, FIGURE_10, READINGS, TABLE_1, TABLE_2, TABLE_3, Place, printed
+from rebased.paper.values import EPOCHS, FIGURE_10, READINGS, TABLE_1, TABLE_2, TABLE_3, Place, printed
 from rebased.report.lm.tables import PERPLEXITIES
 from rebased.report.reference_values import Measure, Reference, ReferenceValue, ReferenceValues
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
+from rebased.tasks.splits import TRAIN_EXAMPLES
 
 # The paper's settings: (name, section and key of a config, value).
 _SETTINGS: tuple[tuple[str, str, str, Any], ...] = (
@@ -94,8 +95,8 @@ def deviations(run: Run) -> list[str]:
             number = "," if isinstance(ours, int) and not isinstance(papers, str) else ""
             found.append(f"{name} {ours:{number}} instead of {papers:{number}}")
     examples = sum(segment["examples"] for segment in run.settings["task"]["train"])
-    if examples != EXAMPLES:
-        found.append(f"{examples:,} examples instead of {EXAMPLES:,}")
+    if examples != TRAIN_EXAMPLES:
+        found.append(f"{examples:,} examples instead of {TRAIN_EXAMPLES:,}")
     if has_other_heads(run):
         found.append(f"heads {', '.join(map(str, sorted(numbers_of_heads(run))))} instead of {HEADS}")
     return found

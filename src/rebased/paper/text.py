@@ -1,9 +1,10 @@
 """Table 2: losses of attention, Based and ReBased. Runs of other sizes or on another text are a stand-in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from math import log
+from math import log, nan
+from statistics import fmean
 
 from rebased.analysis.unpaired import Effect
 from rebased.config import grouped
@@ -11,15 +12,15 @@ from rebased.paper import mqar
 from rebased.paper.counts import TABLE_9
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding, words_table
+from rebased.paper.planned import JudgedPlan
 from rebased.paper.reference import PAPER
 from rebased.paper.values import TABLE_2, TABLE_2_TOKENS
 from rebased.paper.verdict import Contest, Number, Outcome, Protocol, hold_claims
 from rebased.report.lm.figures import styles_of, training_curves
 from rebased.report.lm.models import PARTS, LanguageModels, group_language_models, is_finished, kind_in, passes, steps
 from rebased.report.lm.page import CURVES
-from rebased.report.lm.tables import perplexity_table
-from rebased.report.page import figure, paragraphs
-from rebased.report.tables import NONE, Table, number
+from rebased.report.page import details, figure, paragraphs
+from rebased.report.tables import Table, number
 from rebased.runs.finished import Run
 
 BETTER = (  # (model with the lower loss in the paper, the other, part of the tokens)
@@ -32,16 +33,13 @@ BETTER = (  # (model with the lower loss in the paper, the other, part of the to
 )
 COUNTS = {cell.model: cell.parameters for cell in TABLE_9}
 NO_MODELS = LanguageModels("test", {}, [])
-OVERFITTING = (
-    "A test loss above the training loss is overfitting. Differences between models on the test split then show how "
-    "they overfit, not only what they can learn."
-)
 MARGIN = 0.01  # nats per token: the paper's differences are 0.010 and 0.014 over all tokens
 
 
-def find_perplexity(evidence: Evidence) -> Finding:
-    """Table 2, from the first group of `rank_groups`; the others are shown below it."""
+def find_perplexity(evidence: Evidence, planned: Mapping[str, JudgedPlan]) -> Finding:
+    """Table 2, from the first group of `rank_groups`; the others, and those of plans, are shown below it."""
     groups = rank_groups(evidence.lm_runs)
+    others = [group for plan in planned.values() for group in rank_groups(plan.runs)]
     if not groups:
         return Finding("Table 2", "none", hold_levels(NO_MODELS), hold_claims(contests(NO_MODELS)))
     chosen, departures = groups[0], departures_of(groups[0])
@@ -53,44 +51,33 @@ def find_perplexity(evidence: Evidence) -> Finding:
         hold_levels(chosen if own else NO_MODELS),
         hold_claims(contests(chosen)),
         departures=departures,
-        draw=partial(levels, groups),
-        headline=overfitting(chosen),
-        remarks=[OVERFITTING] if chosen.overfitting else [],
-        seeds=mqar.span([len(runs) for runs in chosen.models.values()]),
+        draw=partial(levels, [*groups, *others], [groups[0], *others]),
+        remarks=[f"They overfit{label(chosen)}: gaps differ, not only what is learned."] * bool(chosen.overfitting),
         sources=mqar.sources(chosen.runs),
     )
 
 
-def overfitting(chosen: LanguageModels) -> str:
-    """What the training losses say about the difference between ReBased and attention; empty if there is no gap."""
-    ours, softmax = (
-        chosen.losses(name) if (name := of_kind(chosen, kind)) else None for kind in ("ReBased", "Attention")
-    )
-    if not chosen.overfitting or not ours or not softmax:
-        return ""
-    times = f"after {count:.1f} passes " if (count := passes(chosen.runs[0])) else ""
-    return (
-        f"{times}the two have training losses of {ours[0]:.2f} and {softmax[0]:.2f} and {chosen.split} losses of "
-        f"{ours[1]:.2f} and {softmax[1]:.2f}: they overfit, and differ in how much"
-    )
-
-
-def levels(groups: Sequence[LanguageModels]) -> str:
-    """Training and test losses of all groups, the curves of the first, and its perplexities beside the paper's."""
+def levels(groups: Sequence[LanguageModels], drawn: Sequence[LanguageModels]) -> str:
+    """Losses and perplexities of all groups, means over seeds; curves of those that are drawn."""
     rows = []
     for group in groups:
         for model, runs in group.models.items():
-            run, losses = next(iter(runs.values())), group.losses(model)
-            trained, tested = losses or (None, None)
-            gap = number(None if trained is None or tested is None else tested - trained, "+.2f")
-            count = passes(run)
-            times = f"{count:.1f}" if count else NONE
-            rows.append((model, times, str(len(runs)), number(trained, ".2f"), number(tested, ".2f"), gap))
-    head = ("nats per token", "passes", "seeds", "training, last 200 steps", "test", "gap")
-    picture = training_curves(groups[0], styles_of(groups[:1]), "table-2-curves")
-    curves = figure(picture, CURVES) if picture else ""
-    words = paragraphs(f"Perplexity, mean ± sd over seeds: {groups[0].data}.")
-    return Table(head, rows).to_html() + curves + words + words_table(perplexity_table(groups[0]))
+            trained, tested = group.losses(model) or (nan, nan)
+            means = (fmean(group.values(model, part).values()) for part in PARTS)
+            cells = (number(value, ".2f") for value in (trained, tested, tested - trained, *means))
+            rows.append((model, number(passes(next(iter(runs.values()))), ".1f"), str(len(runs)), *cells))
+    head = ("mean over seeds", "passes", "seeds", "training loss", "test loss", "gap", "perplexity", "AR", "non-AR")
+    pictures = [training_curves(group, styles_of([group]), f"table-2-curves-{n}") for n, group in enumerate(drawn)]
+    curves = "".join(figure(each, label(group)[2:]) for each, group in zip(pictures, drawn, strict=True) if each)
+    papers = "; ".join(f"{name} {' / '.join(map(str, values))}" for name, values in TABLE_2.items())
+    html = words_table(Table(head, rows)) + paragraphs(f"The paper's perplexities: {papers}.")
+    return html + (details("Show training curves", curves + paragraphs(CURVES)) if curves else "")
+
+
+def label(group: LanguageModels) -> str:
+    """', 5.9 passes', for statements; empty if that is not known."""
+    count = passes(group.runs[0]) if group.models else None
+    return f", {count:.1f} passes" if count else ""
 
 
 def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
@@ -171,11 +158,11 @@ def contests(chosen: LanguageModels) -> list[Contest]:
     found = []
     for variant, (better, worse, part) in product(variants(chosen) or [""], BETTER):
         of_which = f" with {variant}" if variant else ""
-        what = f"{PARTS[part]} tokens{of_which}: {better} has a lower loss than {worse}"
+        what = f"{PARTS[part]} tokens{label(chosen)}{of_which}: {better} has a lower loss than {worse}"
         names = [name for kind in (worse, better) if (name := of_kind(chosen, kind, variant))]
         sides = [{seed: log(value) for seed, value in chosen.values(name, part).items()} for name in names]
         column = list(PARTS).index(part)
         paper = Effect(log(TABLE_2[worse][column] / TABLE_2[better][column]), 0, 1, 1, 1)
         ours, others = sides if len(sides) == 2 else (None, None)
-        found.append(Contest(what, ours, others, None, paper, MARGIN, "nats", (better, worse)))
+        found.append(Contest(what, ours, others, paper, MARGIN, "nats", (better, worse)))
     return found

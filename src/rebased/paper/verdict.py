@@ -4,24 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan, sqrt
 from typing import Literal, NamedTuple, get_args
 
-from rebased.analysis.paired import SIGNIFICANT, Comparison, compare_all
+from rebased.analysis.paired import SIGNIFICANT, Comparison, compare_all, holm
 from rebased.analysis.spread import Spread
 from rebased.analysis.unpaired import Effect, effect
-from rebased.report.reference_values import MARGIN, Agreement, ReferenceValue, agreement, difference_from
+from rebased.report.reference_values import MARGIN, Agreement, ReferenceValue, agreement
 from rebased.report.synthetic.cells import LEARNED
 
-Verdict = Literal["reproduced", "partly", "in small part", "undecided", "not reproduced", "not run"]
+Verdict = Literal["reproduced", "partly", "in small part", "undecided", "not reproduced", "not run", "shared"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Answer = Literal[
-    "holds",
-    "contradicted",
-    "equal",
-    "undecided",
-    "holds here",
-    "opposite here",
-    "did not learn",
-    "one seed",
-    "not run",
+    "holds", "contradicted", "equal", "undecided", "holds here", "opposite here", "did not learn", "one seed", "not run"
 ]
 Outcome = Agreement | Literal["by construction", "did not learn", "one seed", "not run"]
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
@@ -33,26 +25,24 @@ from its protocol; in another experiment (another text, task or size), which sta
 
 RULES = (
     f"A claim holds if our difference has the paper's sign and p is below {SIGNIFICANT:g}: paired t test over seeds, "
-    "with Holm's correction over the claims of its table or figure. With the other sign it is contradicted. It is "
-    "equal if two one-sided tests put the difference within a margin. All else is undecided.",
-    "Intervals belong to the test of their row and are not corrected: one may exclude 0 where p decides nothing. "
-    "Permutations take two groups to be equally spread. Where Welch's test, which does not, decides nothing, the "
-    "answer is fragile.",
-    "A planned test takes the place of earlier claims about the same two models. These stand beside it, marked "
-    "earlier, and do not count.",
-    f"If no run of one of two models learned (accuracy {LEARNED:g} above guessing) at the rates tried, the answer is "
-    "did not learn: such runs cannot show that a mixer recalls less.",
-    "A stand-in (another text, other sizes) is not judged. It says what holds here, and where the opposite does.",
-    f"The margin is {MARGIN:g} for accuracies, 0.016 for IoU and 0.01 nats for losses; the last two are as large as "
-    "the paper's differences.",
-    "The learning rate of a seed is chosen on the other seeds, and accuracy is measured on a held-out split. Paired "
-    "tests were chosen before the runs; runs of one seed part early, so p without pairs stands beside.",
-    "A number agrees if the 90 % interval of its difference from the paper's lies within the margin, and differs if "
-    "the 95 % interval excludes 0. Else the interval is too wide to tell.",
-    "A verdict follows the share of all claims that hold; of numbers that agree only where a table or figure makes no "
-    "claim. What follows from a definition or is an initial value does not count. Reproduced: all, by the paper's "
-    "protocol. Partly: at least half. In small part: fewer. Not reproduced: more are contradicted than hold. "
-    "Undecided: neither.",
+    "Holm's correction over its table or figure. With the other sign it is contradicted. It is equal if two one-sided "
+    "tests put the difference within the margin. All else is undecided.",
+    f"Margins: {MARGIN:g} of accuracy, 0.016 of IoU, 0.01 nats; the last two are the paper's differences.",
+    "Intervals are not corrected: one may exclude 0 where p decides nothing. Fragile: permutations, which take two "
+    "groups to be equally spread, decide; Welch's test does not.",
+    "A planned test replaces an earlier claim, which then does not count, if its plan says so and both compare the "
+    "same quantity. Else both count.",
+    f"Did not learn: no run of one of two models had an accuracy {LEARNED:g} above guessing. Such runs cannot show "
+    "that a mixer recalls less. They have no p, but count in Holm's correction, and are left out if other widths "
+    "learned.",
+    "The learning rate of a seed is chosen on the other seeds, accuracy is measured on a held-out split. As runs of "
+    "one seed part early, p without pairs, corrected too, stands beside.",
+    "A number agrees if the 90 % interval of its difference lies within the margin, and differs if the 95 % interval "
+    "excludes 0. Else it is too wide to tell.",
+    "A verdict follows the share of all claims that hold; of numbers that agree only where no claim is made. What "
+    "follows from a definition does not count. Reproduced: all, by the paper's protocol. Partly: at least half. In "
+    "small part: fewer. Not reproduced: more are contradicted than hold. Shared: its claims are another's. A stand-in "
+    "(another text, other sizes) is not judged.",
 )
 
 
@@ -62,16 +52,16 @@ class Contest(NamedTuple):
     what: str
     ours: Mapping[int, float] | None = None  # of what should be greater
     others: Mapping[int, float] | None = None
-    selected: tuple[Mapping[int, float], Mapping[int, float]] | None = None  # at rates chosen on the tested seeds
     paper: Effect | None = None  # the paper's difference
     margin: float = MARGIN
     unit: str = "accuracy"
     pair: tuple[str, str] = ("", "")  # the model that the paper puts first, and the other
     learned: bool = True  # False if no run of one of the two models learned
+    widths: Sequence[int] = ()  # D of the compared models, where it is named
 
 
 class Difference(NamedTuple):
-    """A difference with its 95 % interval, which is nan for few seeds, and its corrected p."""
+    """A difference with its 95 % interval, which is nan for few seeds, and its corrected p; nan if no model learned."""
 
     mean: float
     low: float
@@ -84,11 +74,10 @@ class Claim(NamedTuple):
 
     contest: Contest
     found: Comparison | None = None  # paired by seed, corrected over the claims of its table; None: not measured
-    unpaired: float = nan  # p without pairs, not corrected
-    selected: float = nan  # Holm p if rates are chosen on the tested seeds; nan if nothing is chosen
+    unpaired: float = nan  # p without pairs, corrected too
     answer: Answer = "not run"
     planned: Difference | None = None  # of a planned test, which is not paired
-    replaced: bool = False  # a planned test answers it: it is shown and does not count
+    replaced: bool = False  # a planned test has taken its place: it is shown and does not count
     mark: str = ""  # after the statement: "planned", or "earlier" if it is replaced
     note: str = ""  # what limits the answer
 
@@ -113,7 +102,6 @@ class Number(NamedTuple):
     paper: str
     ours: str | None = None  # None: not measured
     difference: float | None = None  # ours - paper's; None if that means nothing
-    width: float = nan  # of the 90 % interval of the difference; nan without one
     seeds: int = 0
     outcome: Outcome = "not run"
 
@@ -143,8 +131,7 @@ def hold_number(what: str, paper: ReferenceValue, ours: Spread | None, *, given:
         return Number(what, shown)
     text = f"{ours.mean:.3f}" + ("" if isnan(ours.sd) else f" ± {ours.sd:.3f}")
     outcome: Outcome = "by construction" if given else "one seed" if ours.n < 2 else agreement(ours, paper)
-    width = nan if ours.n < 2 else difference_from(ours, paper).width
-    return Number(what, shown, text, ours.mean - paper.mean, width, ours.n, outcome)
+    return Number(what, shown, text, ours.mean - paper.mean, ours.n, outcome)
 
 
 def hold_claims(contests: Iterable[Contest]) -> list[Claim]:
@@ -153,19 +140,19 @@ def hold_claims(contests: Iterable[Contest]) -> list[Claim]:
     pairs = [(contest.ours or {}, contest.others or {}) for contest, *_ in claims]
     tested = [n for n, (ours, others) in enumerate(pairs) if ours.keys() & others.keys()]
     found = compare_all([pairs[n] for n in tested])
-    leaky = compare_all([claims[n].contest.selected or pairs[n] for n in tested])
-    for n, one, other in zip(tested, found, leaky, strict=True):
-        contest, (ours, others) = claims[n].contest, pairs[n]
-        apart = effect({0: list(ours.values())}, {0: list(others.values())})
-        selected = other.t_holm if contest.selected else nan
-        claims[n] = Claim(contest, one, apart.p, selected, answer_of(one, contest))
+    sides = [[list(side.values()) for side in pairs[n]] for n in tested]
+    apart = holm([effect({0: ours}, {0: others}).p for ours, others in sides])
+    for n, one, unpaired in zip(tested, found, apart, strict=True):
+        contest = claims[n].contest
+        if contest.learned:
+            claims[n] = Claim(contest, one, unpaired, answer_of(one, contest))
+        else:  # the p of such runs shows nothing
+            claims[n] = Claim(contest, one._replace(t_p=nan, t_holm=nan), answer="did not learn")
     return claims
 
 
 def answer_of(found: Comparison, contest: Contest) -> Answer:
     """The answer to a claim from a comparison of (what the paper finds greater) - (the other)."""
-    if not contest.learned:
-        return "did not learn"
     if found.difference.n < 2:
         return "one seed"
     if found.t_holm < SIGNIFICANT:

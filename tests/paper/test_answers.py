@@ -1,0 +1,164 @@
+"""The five sentences, and which planned tests take the place of an earlier claim."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fake_records import fake_lm_run
+from rebased.analysis.unpaired import Effect
+from rebased.paper.answered import PLANS, answer_again, same_claims
+from rebased.paper.answers import caveats, sentences
+from rebased.paper.evidence import PLANNED, shipped_evidence
+from rebased.paper.finding import Finding
+from rebased.paper.page import PaperPage
+from rebased.paper.planned import JudgedPlan, Outcome, PlannedTest, read_plan
+from rebased.paper.verdict import Answer, Claim, Difference
+
+BASED = ("ReBased", "Based")
+
+
+@cache
+def shipped() -> PaperPage:
+    """The page of the package's own records, computed once."""
+    return PaperPage(shipped_evidence())
+
+
+def with_answer(table: str, of: str, answer: Answer, **changes: Any) -> dict[str, Finding]:
+    """The findings of the package, with another answer to the claims of a table that have these words."""
+
+    def changed(claim: Claim) -> Claim:
+        return claim._replace(answer=answer, **changes) if of in claim.what else claim
+
+    finding = shipped().by_name[table]
+    return shipped().by_name | {table: replace(finding, claims=list(map(changed, finding.claims)))}
+
+
+def earlier_claims(table: str) -> list[Claim]:
+    """The claims of a table before plans."""
+    claims = shipped().by_name[table].claims
+    return [claim._replace(replaced=False, mark="") for claim in claims if claim.planned is None]
+
+
+def test_sentences_are_short_and_have_one_interval() -> None:
+    answers = shipped().answers
+    assert len(answers) == 5
+    for sentence in answers:
+        assert len(sentence.split()) <= 25, sentence
+        assert sentence.count(" to ") <= 1, sentence
+
+
+def test_sentences_follow_the_outcomes() -> None:
+    recall, text, attention, heads, left = shipped().answers
+    assert "Narrow: yes (T = 256: +0.154, +0.070 to +0.238), untested (T = 2,048); wide: equal." in recall
+    assert "On small texts undecided (one pass: +0.002, -0.013 to +0.017; 5.9 passes)." in text
+    assert "Not comparable" in attention
+    assert attention.endswith("All and AR tokens: yes (one pass), no (5.9 passes).")
+    assert "Depends on the heads: yes (live: +0.023 fragile, +0.072), undecided or no (all)." in heads
+    assert "2 contradicted, 3 opposite here" in left
+
+    assert "Narrow: no (T = 256: " in sentences(with_answer("Table 1", "T = 256", "contradicted"))[0]
+    assert sentences(with_answer("Figure 1", "Based", "contradicted"))[0].endswith("wide: equal or no.")
+    assert (
+        "undecided (one pass: +0.002, -0.013 to +0.017), yes (5.9 passes)"
+        in (sentences(with_answer("Table 2", "all tokens, 5.9 passes", "holds here"))[1])
+    )
+    ahead = sentences(with_answer("Table 2", "AR tokens, one pass: attention", "holds here"))[2]
+    assert ahead.endswith("yes or no (one pass), no (5.9 passes).")  # on AR tokens attention is then ahead
+    assert "Depends" not in sentences(with_answer("Table 3", "ReBased", "undecided"))[3]
+    assert (
+        "3 contradicted"
+        in sentences(with_answer("Table 1", "T = 256: ReBased recalls more than x²", "contradicted"))[4]
+    )
+    found = Difference(-0.1, -0.2, -0.05, 0.01)
+    long = with_answer("Table 1", "T = 2,048: ReBased recalls more than Based", "contradicted", planned=found)
+    assert "Narrow: yes (T = 256: +0.154, +0.070 to +0.238), no (T = 2,048); wide: equal." in sentences(long)[0]
+
+
+def test_caveats_follow_the_records() -> None:
+    said = list(caveats(shipped().by_name, shipped().planned))
+    assert "T = 2,048, where the paper's lead is largest (0.83 against 0.66), has no run." in said
+    assert "Sentences 2, 3, 4 rest on runs with changes." in said
+    assert "Sentences 2, 3, 4 rest on plans not shown to be older than their runs." in said
+    shown = {name: plan._replace(came_first=True) for name, plan in shipped().planned.items()}
+    assert not any("older" in words for words in caveats(shipped().by_name, shown))
+
+
+def test_without_runs_every_answer_is_untested() -> None:
+    nothing = {name: Finding(name, "none") for name in shipped().by_name}
+    assert [sentence.lower().count("untested") > 0 for sentence in sentences(nothing)[:4]] == [True] * 4
+    assert list(caveats(nothing, {})) == [
+        "T = 2,048, where the paper's lead is largest (0.83 against 0.66), has no run."
+    ]
+
+
+def test_a_plan_replaces_a_claim_only_if_it_says_so() -> None:
+    for name, about in PLANS.items():
+        text = (PLANNED / name / "plan.md").read_text()
+        assert about.replaces == ("The result replaces" in text), name
+    for table, count in (("Table 1", 1), ("Table 2", 0), ("Table 3", 0)):
+        claims = shipped().by_name[table].claims
+        assert sum(claim.replaced and claim.difference is not None for claim in claims) == count, table
+    planned, earlier, *_ = shipped().by_name["Table 1"].claims
+    assert (planned.answer, planned.mark, planned.replaced) == ("holds", "planned", False)
+    assert (earlier.answer, earlier.mark, earlier.replaced) == ("undecided", "earlier", True)
+    assert planned.contest.pair == earlier.contest.pair == BASED
+    assert planned.contest.paper
+    assert planned.contest.paper.difference == pytest.approx((0.59 - 0.45 + 0.86 - 0.82) / 2)
+    answers = [claim.answer for claim in shipped().by_name["Table 3"].claims if claim.contest.pair == BASED]
+    assert answers == ["holds", "holds", "undecided", "contradicted"]  # live heads, and the mean over heads
+
+
+def test_a_plan_replaces_a_claim_only_if_it_compares_the_same_quantity() -> None:
+    for name, replaced in (("table3-fair", False), ("enwik8-one-pass", True)):  # live heads are not the mean over heads
+        about = PLANS[name]._replace(replaces=True)
+        claims = answer_again(earlier_claims(about.table), about, shipped().planned[name])
+        assert any(claim.planned for claim in claims)
+        assert any(claim.replaced for claim in claims) is replaced
+
+
+def test_claims_of_one_seed_are_answered_too() -> None:
+    alone = [claim._replace(answer="one seed") for claim in earlier_claims("Table 3")]
+    claims = answer_again(alone, PLANS["table3-fair"], shipped().planned["table3-fair"])
+    assert [claim.answer for claim in claims[:2]] == ["holds", "holds"]
+
+
+def test_a_plan_whose_tests_name_settings_answers_the_claims_of_its_models() -> None:
+    """The tests of mini-pile name no model: the runs do. The paper has no modern Transformer."""
+    settings = {"data.seq_len": "2048", "train.steps": "623"}
+    runs = [
+        fake_lm_run(model, seed=seed, settings=settings)
+        for model in ("rebased", "based", "attention")
+        for seed in (42, 43)
+    ]
+    claims, about = shipped().by_name["Table 2"].claims, PLANS["mini-pile"]
+    for test in read_plan(PLANNED / "mini-pile" / "plan.md").tests:
+        found = [claims[n] for n in same_claims(claims, about, runs, test)]
+        if "Transformer" in test.name:
+            assert found == []
+            continue
+        statement, _, tokens = test.name.partition(", ")
+        assert found
+        for claim in found:
+            assert claim.what.startswith(tokens)
+            assert claim.what.lower().endswith(statement.lower())
+    outcome = Outcome(test, (3, 3), None, Effect(0.1, 0.01, 4, 3, 3), (0.08, 0.12), 0.01, "holds")
+    assert answer_again(claims, about, JudgedPlan([outcome], runs)) == claims  # of the modern Transformer
+
+
+def test_an_answer_is_fragile_by_a_p_that_is_corrected_as_its_own() -> None:
+    test = PlannedTest.model_validate(
+        {
+            "name": "",
+            "value": "held_out",
+            "a": {"model": "ReBased"},
+            "b": {"model": "Based"},
+            "runs": 5,
+            "test": "permutation",
+            "margin": 0.1,
+        }
+    )
+    outcome = Outcome(test, (5, 5), None, Effect(0.1, 0.04, 8, 5, 5), (0.01, 0.2), 0.04, "holds", welch_p=0.03)
+    assert outcome.fragile == ""
+    assert outcome._replace(welch_p=0.06).fragile == "fragile: Welch's test has p = 0.06"
