@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import papers_effect
-from rebased.paper.planned import JudgedPlan, PlannedTest, fits
+from rebased.paper.planned import JudgedPlan, PlannedTest
 from rebased.paper.values import Place
 from rebased.paper.verdict import HERE, Answer, Claim, Contest, Difference
 from rebased.report.lm.models import PARTS
-from rebased.runs.finished import Run
 
 
 class Answered(NamedTuple):
@@ -23,7 +22,6 @@ class Answered(NamedTuple):
 
 
 DECIDED: dict[str, Answer] = {"holds": "holds", "contradicted": "contradicted", "equal": "equal"}
-UNITS = {"held_out": "accuracy", "loss": "nats", "iou": "IoU"}  # of claims, by the value that a test compares
 OTHER_QUANTITIES = ("iou.live", "iou.best")  # the claims of Table 3 are about the mean over heads
 PLANS = {
     "table1-new-seeds": Answered("Table 1", "T = 256", [Place("ReBased", 256, 32, d) for d in (24, 32)], replaces=True),
@@ -31,7 +29,7 @@ PLANS = {
     "enwik8-one-pass": Answered("Table 2", "one pass"),
     "enwik8-dropout": Answered("Table 2", "dropout"),
     "mini-pile": Answered("Table 2", "mini-pile"),
-    "table3-fair": Answered("Table 3", "trained alike"),
+    "table3-fair": Answered("Table 3", "live heads"),
 }
 """In the order in which their answers are shown."""
 
@@ -55,7 +53,7 @@ def answer_again(claims: Sequence[Claim], about: Answered, plan: JudgedPlan) -> 
     found = list(claims)
     for outcome in plan.outcomes:
         test, effect = outcome.test, outcome.effect
-        earlier = same_claims(found, about, plan.runs, test)
+        earlier = same_claims(found, about, test)
         if outcome.is_shown or effect is None or not earlier:
             continue
         first = found[earlier[0]].contest
@@ -75,21 +73,15 @@ def answer_again(claims: Sequence[Claim], about: Answered, plan: JudgedPlan) -> 
     return found
 
 
-def same_claims(claims: Sequence[Claim], about: Answered, runs: Sequence[Run], test: PlannedTest) -> list[int]:
-    """Where the claims stand that runs of another experiment make about the models of a test; of its length and of its
-    tokens, if it has such."""
+def same_claims(claims: Sequence[Claim], about: Answered, test: PlannedTest) -> list[int]:
+    """Where the claims of other runs stand that state what the name of a test does, or are about the attention of the
+    same models; of its length and of its tokens, if it has such."""
     kind, _, part = test.value.partition(".")
-    pair = tuple(model_of(group, runs) for group in (test.a, test.b))
     begin = f"{PARTS[part]} tokens" if part in PARTS else f"{about.where}:" if about.places else ""
+    statement, pair = test.name.partition(",")[0].lower(), (test.a.get("model"), test.b.get("model"))
     return [
         n
         for n, claim in enumerate(claims)
-        if claim.contest.pair == (pair[::-1] if kind == "loss" else pair)  # the greater loss comes first in a test
-        if claim.contest.unit == UNITS.get(kind) and claim.what.startswith(begin) and claim.planned is None
+        if claim.planned is None and claim.what.startswith(begin)
+        if (claim.contest.pair == pair if kind == "iou" else statement in claim.what.lower())
     ]
-
-
-def model_of(group: Mapping[str, Any], runs: Sequence[Run]) -> str:
-    """The model of the runs in a group of a test; empty if they are of several, or there are none."""
-    found = {run.model for run in runs if all(fits(run, key, wanted) for key, wanted in group.items())}
-    return found.pop() if len(found) == 1 else ""

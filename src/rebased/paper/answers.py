@@ -49,7 +49,7 @@ def in_recall(findings: Mapping[str, Finding]) -> str:
     groups = {f"T = {seq_len:,}": between(table, BASED, f"T = {seq_len:,}:") for seq_len in LENGTHS}
     others = between([claim for name in ("Figure 3", "Figure 1") for claim in findings[name].claims], BASED)
     wider = [claim for claim in others if min(claim.contest.widths, default=0) > max(narrow(findings), default=0)]
-    return f"narrow: {by_answer(groups)}; wide: {read(wider)}"
+    return f"in narrow models {by_answer(groups)}; wider: {read(wider)}"
 
 
 def on_text(table: Finding, pair: tuple[str, str]) -> str:
@@ -136,7 +136,7 @@ def caveats(findings: Mapping[str, Finding], planned: Mapping[str, JudgedPlan]) 
         one, other = (TABLE_1[Place(model, LENGTHS[1], 32, 32)].mean for model in BASED)
         yield f"T = {LENGTHS[1]:,}, where the paper's lead is largest ({one:g} against {other:g}), has no run."
     if (text := findings["Table 2"]).protocol == "stand-in":
-        yield " ".join(["Text is a stand-in, and all models have one learning rate.", *text.remarks])
+        yield " ".join(["Text is a stand-in, and all models have one rate.", *text.remarks])
     if between(findings["Table 3"].claims, BASED):
         yield f"Live heads have an IoU above {LIVE:g}; the paper does not say which heads it averages."
     plans = [(PLANS[name].table, plan) for name, plan in planned.items() if name in PLANS and plan.runs]

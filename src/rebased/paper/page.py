@@ -31,10 +31,9 @@ PAPER = (
     "The paper: Aksenov et al., Linear Transformers with Learnable Kernel Functions are Better In-Context Models, ACL "
     "2024 (arXiv 2402.10644)."
 )
-PLOT = "Dots: ours, with 95 % intervals; grey: replaced by a planned test. Right of the dotted line the paper is right."
+PLOT = "Dots: ours with 95 % intervals; grey: a planned test replaces it. Right of the dotted line the paper is right."
 PLANNED_TESTS = (
-    "Questions, tests and margins stand in results/NAME/plan.md. That a plan came before its runs is shown where each "
-    "commit that they name holds it."
+    "A plan is results/NAME/plan.md. That it came before its runs is shown where each commit that they name holds it."
 )
 
 
@@ -125,7 +124,7 @@ class PaperPage:
         html += (figure(panels, PLOT) if panels else "") + bullets(self.caveats)
         if claims:
             rows = [claim_row(claim, f"{name}. ") for name, claim in claims]
-            html += details(f"Show these {plural(len(rows), 'claim')}", words_table(Table(CLAIM_HEAD, rows)))
+            html += details(f"Show {plural(len(rows), 'claim')}", words_table(Table(CLAIM_HEAD, rows)))
         if self.planned:
             html += details(f"Show {plural(len(self.planned), 'plan')}", self._planned())
         yield Section("", html)
@@ -135,7 +134,7 @@ class PaperPage:
         if self.warnings:
             yield Section("Warnings", bullets(self.warnings))
         rules = bullets([*RULES, str(self.evidence.precision)])
-        yield Section("How verdicts are made", details("Show the rules", rules))
+        yield Section("", details("How verdicts are made", rules))
         yield Section("How to make this page again", commands([command]))
 
     def _verdicts(self) -> str:
@@ -152,7 +151,7 @@ class PaperPage:
                 html += f"<td>{escape(finding.sentence)}</td></tr>"
         head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "why"))
         table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{html}</tbody></table>'
-        lead = "Tables and figures of one experiment are computed from the same runs: they are one result."
+        lead = "Those of one experiment are computed from the same runs: they are one result."
         return f'{paragraphs(lead)}<div class="wide text">{table}</div>'
 
     def _planned(self) -> str:
@@ -167,7 +166,7 @@ class PaperPage:
             items.append(f"{name}: {counted('run', plan.runs)}; {where}; {plan.mark}.")
             claims = self.by_name[about.table].claims if about else []
             for found in plan.outcomes:
-                if found.is_shown or about is None or not same_claims(claims, about, plan.runs, found.test):
+                if found.is_shown or about is None or not same_claims(claims, about, found.test):
                     rows.append(outcome_row(found, f"{name}. "))
         html = paragraphs(PLANNED_TESTS) + bullets(items)
         return html + paragraphs("Tests of no claim:") + words_table(Table(OUTCOME_HEAD, rows)) if rows else html

@@ -62,5 +62,5 @@ def own_mamba(evidence: Evidence) -> Iterator[str]:
         listed = "; ".join(f"T = {cell.any_run.seq_len}, D = {cell.d_model}: {plus_minus(cell.test)}" for cell in cells)
         yield (
             "Not held against the paper: Mamba with its own initialization, whose step size has "
-            f"a bias (in the paper's code a hook zeroes it, so that it forgets within a few tokens), recalls {listed}."
+            f"a bias (in the paper's code a hook zeroes it, so that it forgets at once), recalls {listed}."
         )
