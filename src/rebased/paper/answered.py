@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import papers_effect
-from rebased.paper.planned import JudgedPlan, PlannedTest
+from rebased.paper.plan_file import PlannedTest
+from rebased.paper.planned import JudgedPlan
 from rebased.paper.values import Place
 from rebased.paper.verdict import HERE, Answer, Claim, Contest, Difference
 from rebased.report.lm.models import PARTS
@@ -16,19 +17,24 @@ class Answered(NamedTuple):
     """A plan whose tests answer claims of a table, on other runs."""
 
     table: str
-    where: str  # what distinguishes the runs, in words
+    where: str = ""  # what distinguishes the runs, in words; empty: each test says it at the end of its name
     places: Sequence[Place] = ()  # of the paper's values; none: those of the earlier claim
     replaces: bool = False  # its text says that its result replaces the earlier one
 
 
 DECIDED: dict[str, Answer] = {"holds": "holds", "contradicted": "contradicted", "equal": "equal"}
+UNITS = {"held_out": "accuracy", "loss": "nats", "iou": "IoU"}  # of claims, by the value that a test compares
 OTHER_QUANTITIES = ("iou.live", "iou.best")  # the claims of Table 3 are about the mean over heads
 PLANS = {
     "table1-new-seeds": Answered("Table 1", "T = 256", [Place("ReBased", 256, 32, d) for d in (24, 32)], replaces=True),
     "table1-t2048": Answered("Table 1", "T = 2,048", [Place("ReBased", 2048, 32, 32)]),
+    "figure1-t512": Answered("Figure 1", "T = 512", [Place("ReBased", 512, 128, 64)]),
+    "figure7-t256": Answered("Figure 7"),
     "enwik8-one-pass": Answered("Table 2", "one pass"),
     "enwik8-dropout": Answered("Table 2", "dropout"),
     "mini-pile": Answered("Table 2", "mini-pile"),
+    "mini-pile/pass": Answered("Table 2", "mini-pile-pass"),
+    "mini-pile/long": Answered("Table 2", "mini-pile-long"),
     "table3-fair": Answered("Table 3", "live heads"),
 }
 """In the order in which their answers are shown."""
@@ -59,8 +65,9 @@ def answer_again(claims: Sequence[Claim], about: Answered, plan: JudgedPlan) -> 
         first = found[earlier[0]].contest
         head, _, statement = test.name.rpartition(": ")
         part = PARTS.get(test.value.removeprefix("loss."))
-        where = ", ".join(filter(None, (part and f"{part} tokens", about.where, head)))
-        what = f"{where}: {statement.removesuffix(f', {part} tokens')}"
+        own = where_of(about, test)
+        where = ", ".join(filter(None, (part and f"{part} tokens", own, head)))
+        what = f"{where}: {statement.removesuffix(f', {part} tokens').removesuffix(f', {own}')}"
         paper = papers_effect(about.places, first.pair[1]) if about.places else first.paper
         widths = [place.d_model for place in about.places]
         contest = Contest(what, paper=paper, unit=first.unit, pair=first.pair, widths=widths)
@@ -74,14 +81,19 @@ def answer_again(claims: Sequence[Claim], about: Answered, plan: JudgedPlan) -> 
 
 
 def same_claims(claims: Sequence[Claim], about: Answered, test: PlannedTest) -> list[int]:
-    """Where the claims of other runs stand that state what the name of a test does, or are about the attention of the
-    same models; of its length and of its tokens, if it has such."""
+    """Where the claims stand that runs of another experiment make about the models and the value of a test; of its
+    length and of its tokens, if it has such."""
     kind, _, part = test.value.partition(".")
-    begin = f"{PARTS[part]} tokens" if part in PARTS else f"{about.where}:" if about.places else ""
-    statement, pair = test.name.partition(",")[0].lower(), (test.a.get("model"), test.b.get("model"))
+    begin = {"held_out": f"{where_of(about, test)}:", "loss": f"{PARTS.get(part)} tokens"}.get(kind, "")
+    pair = test.a["model"], test.b.get("model")
     return [
         n
         for n, claim in enumerate(claims)
-        if claim.planned is None and claim.what.startswith(begin)
-        if (claim.contest.pair == pair if kind == "iou" else statement in claim.what.lower())
+        if claim.contest.pair == (pair[::-1] if kind == "loss" else pair)  # the greater loss comes first in a test
+        if claim.contest.unit == UNITS.get(kind) and claim.what.startswith(begin) and claim.planned is None
     ]
+
+
+def where_of(about: Answered, test: PlannedTest) -> str:
+    """What distinguishes the runs of a test: as its plan says, or else the end of its name, such as T = 256."""
+    return about.where or test.name.rpartition(", ")[2]
