@@ -26,7 +26,7 @@ EXPERIMENTS = (
             "Figure 4": "ReBased is best for every number of rates tried.",
         },
         (
-            "rebased sweep table1             # all of it: 960 runs",
+            "rebased sweep table1             # all: 960 runs",
             "rebased sweep results/table1-t256/sweep.yaml  # T = 256: 180 runs",
         ),
         "The number of heads. The authors' code has 12, with values D // 12 wide; so have the runs here.",
@@ -50,7 +50,7 @@ EXPERIMENTS = (
             "Figure 10": "Gamma tends to about 0.13, beta to 0.",
         },
         (
-            "rebased sweep figure1            # all of it: 2,000 runs; figure7 has 1,600 more",
+            "rebased sweep figure1            # all: 2,000 runs; figure7 has 1,600 more",
             "rebased sweep results/figure1-t256/sweep.yaml  # T = 128 and 256, D = 64 and 128, three seeds: 120 runs",
             "rebased sweep results/figure7-t256/sweep.yaml  # both pairs of Figure 7: 40 runs",
             "rebased sweep results/figure10-weight-decay/sweep.yaml  # no weight decay: 5 runs",

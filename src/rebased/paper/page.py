@@ -151,15 +151,16 @@ class PaperPage:
                 html += f"<td>{escape(finding.sentence)}</td></tr>"
         head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "why"))
         table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{html}</tbody></table>'
-        lead = "Those of one experiment are computed from the same runs: they are one result."
+        lead = "Those of one experiment are one result, from the same runs."
         return f'{paragraphs(lead)}<div class="wide text">{table}</div>'
 
     def _planned(self) -> str:
         """Which plans there are, whether their runs came after them, and what was computed beside their tests."""
         items, rows = [], []
+        waiting: dict[str, list[str]] = {}  # names of plans, by how many of their runs are made
         for name, plan in self.planned.items():
             if not is_tested(plan):
-                items.append(f"{name}: {runs_made(plan)}.")
+                waiting.setdefault(runs_made(plan), []).append(name)
                 continue
             about = PLANS.get(name)
             where = f"tests of {about.table}" if about else "tests below"
@@ -168,6 +169,7 @@ class PaperPage:
             for found in plan.outcomes:
                 if found.is_shown or about is None or not same_claims(claims, about, found.test):
                     rows.append(outcome_row(found, f"{name}. "))
+        items += [f"{', '.join(names)}: {made}." for made, names in waiting.items()]
         html = paragraphs(PLANNED_TESTS) + bullets(items)
         return html + paragraphs("Tests of no claim:") + words_table(Table(OUTCOME_HEAD, rows)) if rows else html
 

@@ -35,8 +35,8 @@ RULES = (
     f"Did not learn: no run of one of two models had an accuracy {LEARNED:g} above guessing. Such runs cannot show "
     "that a mixer recalls less. They have no p, but count in Holm's correction, and are left out if other widths "
     "learned.",
-    "The learning rate of a seed is chosen on the other seeds, accuracy is measured on a held-out split. Beside "
-    "the paired p stands one without pairs, corrected too: runs of one seed part early.",
+    "The learning rate of a seed is chosen on the other seeds, accuracy is measured on a held-out split. P "
+    "without pairs is corrected too.",
     "A number agrees if the 90 % interval of its difference lies within the margin, and differs if the 95 % interval "
     "excludes 0. Else it is too wide to tell.",
     "A verdict follows the share of all claims that hold; of numbers that agree only where no claim is made. What "
