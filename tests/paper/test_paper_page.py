@@ -532,7 +532,7 @@ def test_runs_by_code_that_no_commit_holds_are_counted_and_marked(tmp_path: Path
         run.lines[0]["code"] = run.lines[0]["code"] | {"dirty": True}
     write_bundle(runs, tmp_path / "my.jsonl.gz")
     found = PaperPage(read_evidence([tmp_path]))
-    assert "5 runs (2 with changes), 0 probes. Changes: code that is in no commit." in found.provenance
+    assert "5 runs (2 with changes), 0 probes. Changes: code in no commit." in found.provenance
     assert "Records: my.jsonl.gz, 5 runs (2 with changes)." in found.page("rebased paper").to_html()
     own = PaperPage(shipped())
     assert "798 runs (494 with changes), 150 probes (150 with changes)" in own.provenance  # with those of plans

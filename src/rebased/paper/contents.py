@@ -76,8 +76,8 @@ EXPERIMENTS = (
     Experiment(
         "Fitted parameter counts",
         {
-            "Table 4": "Parameters of seven models at four widths.",
-            "Table 9": "Parameters of the three models of Table 2.",
+            "Table 4": "Parameters of seven models, four widths.",
+            "Table 9": "Parameters of the models of Table 2.",
         },
         ("rebased paper --params",),
         "Which length each cell of Table 4 has was found by solving for it.",

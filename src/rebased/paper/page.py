@@ -94,7 +94,7 @@ class PaperPage:
         runs = [*self.runs, *(run for plan in planned for run in plan.runs)]
         probes = [*(probe for _, probe in self.evidence.probes), *(probe for plan in planned for probe in plan.probes)]
         said = f"From {whose}: {counted('run', runs)}, {counted('probe', list(map(run_of, probes)))}."
-        return f"{said} Changes: code that is in no commit."
+        return f"{said} Changes: code in no commit."
 
     def marked(self, file: str) -> str:
         """The name of a file, with the number of its runs or probes whose code no commit holds."""
