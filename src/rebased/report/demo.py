@@ -40,10 +40,10 @@ def demo_page(
     timings: Sequence[Timing],
     maps: Mapping[str, Readout],
     command: str,
-    suite: str,
+    suite: str | None = None,
 ) -> Page:
     """The page about these runs and measurements. `shipped` are finished runs with other seeds, drawn behind; `maps`
-    are by `label`. `command` is the command that made the page; `suite` is a link to the page of `rebased suite`."""
+    are by `label`. `command` is the command that made the page; `suite` is a link to the page of `rebased suite`, if there is one already."""
     sections = [
         Section("In three sentences", bullets(three_sentences(runs, shipped, timings, maps))),
         Section("What does the square buy?", show_recall(runs, shipped)),
@@ -68,7 +68,7 @@ def demo_page(
                 "ours, the second trains yours and compares it:",
             )
             + commands(["rebased suite quick", "rebased suite quick my_mixer.py:MyMixer"])
-            + f'<p>Both write <a href="{escape(suite)}">the page of the suite</a>.</p>',
+            + (f'<p><a href="{escape(suite)}">The page of the suite</a> that you have.</p>' if suite else ""),
         ),
     ]
     data = {

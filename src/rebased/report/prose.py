@@ -23,13 +23,18 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
         versions = "; ".join(f"{code}: {plural(count, 'run')}" for code, count in codes.most_common())
         many = f"The runs were made with {len(codes)} versions of the code"
         yield f"{many}, which may cause differences between them. {versions}."
-    if changed := sum(map(has_changes, runs)):
-        which = f"{changed} of {plural(len(runs), 'run')}"
-        yield f"{which} were made by code with changes that no commit holds; nobody can run that code again."
+    yield from warn_about_changes(runs)
     own = {item for run in runs for item in recorded_code(run.lines).items()}  # (what it is of, checksum)
     for what, count in sorted(Counter(what for what, _ in own).items()):
         if count > 1:
             yield f"The file of {what} was changed between these runs: they have {count} versions of it."
+
+
+def warn_about_changes(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence if some of the runs were made with code that no commit holds."""
+    if changed := sum(map(has_changes, runs)):
+        which = f"{changed} of {plural(len(runs), 'run')}"
+        yield f"{which} were made by code with changes that no commit holds; nobody can run that code again."
 
 
 def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]:
