@@ -10,7 +10,7 @@ from rebased.paper.finding import Finding, tally
 from rebased.paper.planned import JudgedPlan
 from rebased.paper.values import KERNEL_ORDER, TABLE_1, Place
 from rebased.paper.verdict import TESTED, Claim
-from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, hover
+from rebased.report.drawing import SERIES, Interval, Panels, draw_intervals, draw_panels
 
 FIRST = ("Table 1", "Figure 1", "Table 2", "Table 3")  # tables and figures in the order of their importance
 READ = {"holds": "yes", "holds here": "yes", "contradicted": "no", "opposite here": "no", "one seed": "untested"}
@@ -98,31 +98,14 @@ def undecided(findings: Mapping[str, Finding]) -> str:
 def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
     """One panel per unit, one row per claim: our difference with its 95 % interval, the paper's above it."""
 
-    def panel(rows: Sequence[tuple[str, Claim]]) -> Draw:
-        def draw(axes: Axes) -> None:
-            for row, (_, claim) in enumerate(rows):
-                assert claim.difference is not None
-                (mean, low, high, _), paper = claim.difference, claim.contest.paper
-                colour, label = (EARLIER, "ours, earlier") if claim.replaced else (SERIES[0], "ours")
-                axes.hlines(-row - 0.14, low, high, color=colour, lw=2)
-                axes.plot([mean], [-row - 0.14], color=colour, marker="o", ms=5, ls="none", label=label)
-                hover(axes, [mean], [-row - 0.14], [in_short(claim)])
-                if paper:
-                    low, high = paper.interval()
-                    axes.hlines(-row + 0.14, low, high, color=SERIES[1], lw=1)
-                    at = [paper.difference], [-row + 0.14]
-                    axes.plot(*at, color=SERIES[1], marker="x", ms=5, ls="none", label="paper")
-            axes.axvline(0, color=INK, lw=1, ls=":")
-            axes.set_yticks([-row for row in range(len(rows))], [short(*row) for row in rows], fontsize=8)
-            axes.set(ylim=(-len(rows) + 0.4, 0.6), xlabel="difference")
-
-        return draw
-
-    groups: dict[str, list[tuple[str, Claim]]] = {}
+    groups: dict[str, list[Interval]] = {}
     for name, claim in claims:
         if claim.difference and not isnan(claim.difference.low) and is_between_rivals(claim):
-            groups.setdefault(UNITS[claim.contest.unit], []).append((name, claim))
-    panels = {heading: panel(rows) for heading, rows in groups.items()}
+            series, paper = ("ours, earlier", EARLIER) if claim.replaced else ("ours", SERIES[0]), claim.contest.paper
+            other = (paper.difference, *paper.interval()) if paper else None
+            row = Interval(short(name, claim), *claim.difference[:3], in_short(claim), *series, other)
+            groups.setdefault(UNITS[claim.contest.unit], []).append(row)
+    panels = {heading: draw_intervals(rows, "paper") for heading, rows in groups.items()}
     title = "Differences with 95 % intervals, ours beside the paper's"
     return draw_panels(panels, "effects", title, 2) if panels else None
 

@@ -70,7 +70,8 @@ class Suite(Config):
         if PLACE not in self.model.get("mixers", ()):
             raise ValueError(f"model.mixers should have {PLACE} where the compared mixer stands")
         if unknown := [name for name in self.drawn if name not in self.mixers]:
-            raise ValueError(f"drawn: the suite has no mixer {unknown[0]!r}; {did_you_mean(unknown[0], [*self.mixers])}")
+            remedy = did_you_mean(unknown[0], [*self.mixers])
+            raise ValueError(f"drawn: the suite has no mixer {unknown[0]!r}; {remedy}")
         return self
 
     @cached_property

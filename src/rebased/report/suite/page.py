@@ -121,9 +121,9 @@ def describe_protocol(board: Board) -> list[str]:
     ]
     stages = (
         f"Rates {', '.join(f'{rate:g}' for rate in suite.rates)} are tried with seed "
-        f"{', '.join(map(str, suite.choose_seeds))}, for each mixer, task and size of state. The best epoch on the validation split (`test`) chooses the rate. "
-        f"Seeds {seeds} are then trained at that rate and scored once on the held-out split, in the epoch that is best "
-        "on the validation split."
+        f"{', '.join(map(str, suite.choose_seeds))}, for each mixer, task and size of state. The best epoch on the "
+        f"validation split (`test`) chooses the rate. Seeds {seeds} are then trained at that rate and scored once on "
+        "the held-out split, in the epoch that is best on the validation split."
     )
     sizes = (
         f"The state of the compared layer has at most {' or '.join(f'{size:,}' for size in suite.state_bytes)} bytes "

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from rebased.config import plural
 from rebased.report.prose import shortened
 from rebased.report.synthetic.cells import Cell, Results
-from rebased.report.synthetic.tables import task_last
-from rebased.report.tables import Table
 from rebased.runs.finished import Run
 
-ONE, FULL, STAGES, UNEVEN = "one rate", "paper's rule", "in stages", "uneven"
+ONE, FULL, STAGES, UNEVEN = "one rate", "all rates, all seeds", "in stages", "uneven"
 EXPLAINED = {
     FULL: "all rates have the same number of seeds, and the best mean over seeds was chosen",
     STAGES: "all rates were compared on the first seeds, and only the chosen one has the other seeds",
@@ -35,32 +33,13 @@ def describe_choices(results: Results) -> str:
     return f"How the learning rate was chosen. {'; '.join(parts)}."
 
 
-def choice_table(results: Results) -> Table:
-    """One row per cell with several learning rates: the rule, and the seeds that it looked at."""
-    rows = []
-    for cell in (cell for cell in results.cells if rule_of(cell) != ONE):
-        rates = sorted(cell.runs if cell.choice.staged else set(cell.runs) - set(cell.choice.left_out))
-        place = (str(cell.model), cell.task, str(cell.d_model), rule_of(cell), f"{cell.choice.lr:g}")
-        seeds = listed(cell.choice.staged or sorted(cell.chosen))
-        rows.append((*place, ", ".join(f"{lr:g}" for lr in rates), seeds, str(len(cell.chosen))))
-    head = ("model", "task", "D", "rule", "chosen", "compared rates", "on seeds", "seeds at the chosen rate")
-    return task_last(Table(head, rows))
-
-
-def listed(seeds: Sequence[int]) -> str:
-    """Seeds in words: "42, 43, 44", or "42 to 51" if there are many in a row."""
-    if len(seeds) > 3 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]} to {seeds[-1]}"
-    return ", ".join(map(str, seeds))
-
-
 def warn_about_diverged(runs: Sequence[Run]) -> Iterator[str]:
     """A sentence if some of the runs diverged."""
     if diverged := [run for run in runs if run.status == "diverged"]:
         early = sum(not run.epochs for run in diverged)
         yield (
-            f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached, by the "
-            f"paper's rule. {early} of them diverged before the end of the first epoch and count with 0."
+            f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached. "
+            f"{early} of them diverged before the end of the first epoch and count with 0."
         )
 
 
