@@ -18,6 +18,7 @@ TESTS = (
     *("t test p", "Wilcoxon p", "Wilcoxon p*", "rank-biserial"),
 )
 PAIRS = ("pairs", "unpaired runs", "code")
+HOW_TO_READ = "How to read this table"
 BRIEF = (*TESTS[:4], PAIRS[0])
 MOST, LETTERS = 8, 30  # rows of a panel, and letters in a line of its labels
 

@@ -92,3 +92,29 @@ def warn_about_open_runs(runs: Sequence[Run], found: Collection) -> Iterator[str
     """One warning per status of runs that have not ended; those that a sweep knows as failed are named elsewhere."""
     for status, count in Counter(run.status for run in runs if run.digest not in found.failures).items():
         yield f"{plural(count, 'run')} {status}: in no result, but in the list of all runs."
+
+
+def warn_about_diverged(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence if some of the runs diverged."""
+    if diverged := [run for run in runs if run.status == "diverged"]:
+        early = sum(not run.epochs for run in diverged)
+        yield (
+            f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached. "
+            f"{early} of them diverged before the end of the first epoch and count with 0."
+        )
+
+
+def describe_given_up(runs: Sequence[Run]) -> Iterator[str]:
+    """One sentence per rule `train.give_up` that ended runs early: the rule, how many runs it ended, and which."""
+    ended: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        rule = run.settings["train"].get("give_up")
+        if run.gave_up and isinstance(rule, dict):
+            ended.setdefault((str(rule.get("below")), str(rule.get("after_epoch"))), []).append(run)
+    for (below, epoch), group in ended.items():
+        names = [f"{run.model} (D = {run.d_model}, lr {run.lr:g}, seed {run.seed})" for run in group]
+        yield (
+            f"{plural(len(group), 'run')} ended early by a rule that was set before: test accuracy still below "
+            f"{below} after epoch {epoch} (train.give_up). Each counts with the best accuracy it had reached; it "
+            f"might have begun to learn later. {shortened(names)}."
+        )

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from rebased.config import plural
-from rebased.report.comparisons import Difference, as_record, effects_panel, notes_on_tests
+from rebased.report.comparisons import HOW_TO_READ, Difference, as_record, effects_panel, notes_on_tests
 from rebased.report.drawing import Draw, Panels
 from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.models import LanguageModels, compare_models, curve, group_language_models, kind_in
@@ -117,8 +117,8 @@ class LMReport:
             picture = figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
             found["Perplexity of AR tokens by distance"] = html["by_distance"] + picture
         if compared := self.differences[n]:
-            found["Perplexity: paired comparisons"] = self._tables[n]["compared"].folded() + paragraphs(
-                *notes_on_tests(compared)
+            found["Perplexity: paired comparisons"] = self._tables[n]["compared"].folded() + details(
+                HOW_TO_READ, paragraphs(*notes_on_tests(compared))
             )
         if curves := self.figures.get(f"training-{n + 1}"):
             found["Training curves"] = figure(curves, CURVES)

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from rebased.analysis.paired import SIGNIFICANT
 from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, finite, paragraphs
+from rebased.report.prose import describe_given_up, warn_about_diverged
 from rebased.report.suite.board import Board, SuiteCell
 from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
 from rebased.report.suite.filters import by_task, filters
 from rebased.report.suite.sentences import answers, describe_factor, three_sentences
 from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
-from rebased.report.synthetic.choices import describe_given_up, warn_about_diverged
 from rebased.report.tables import Table, number
 from rebased.runs.run_names import sizes_of
 

@@ -52,15 +52,10 @@ def recall_table(board: Board, budget: int | None) -> Table:
                 *(recall_of(cell) if cell else NONE for cell in found),
                 f"{sum(began):.0f} of {len(began)}",
                 NONE if some.layer_bytes is None else f"{some.layer_bytes:,}",
-                f"{some.parameters:,} ({percent(board.parameter_ratio(some))})",
+                f"{some.parameters:,} ({round(100 * board.parameter_ratio(some) - 100):+d} %)",
             )
         )
     return Table(("mixer", "place", *tasks, "began to learn", "bytes", "parameters (to the median)"), rows)
-
-
-def percent(ratio: float) -> str:
-    """A ratio as a difference: "+12 %"."""
-    return f"{round(100 * ratio - 100):+d} %"
 
 
 def recall_of(cell: SuiteCell) -> Number:

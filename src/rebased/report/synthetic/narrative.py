@@ -7,11 +7,10 @@ from statistics import fmean
 
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import grouped, plural
-from rebased.report.comparisons import difference_of, notes_on_tests
-from rebased.report.prose import warn_about_code, warn_about_open_runs
+from rebased.report.comparisons import difference_of
+from rebased.report.prose import describe_given_up, warn_about_code, warn_about_diverged, warn_about_open_runs
 from rebased.report.reference_values import MARGIN, agreement
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned, order_of
-from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import (
     Confounds,
@@ -146,8 +145,7 @@ def splits_of(family: Family) -> str:
 
 
 def notes_on_table(family: Family) -> Iterator[str]:
-    """How to read the table of comparisons."""
-    yield from notes_on_tests(family.contrasts)
+    """What the table of comparisons owes to the choice of rates and epochs."""
     changed = [
         f"{difference_of(contrast.reference, contrast.other)} ({contrast.at}) {equals(contrast.selected_p)} there"
         for contrast in family.contrasts
@@ -221,7 +219,7 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
     yield from warn_about_open_runs([run for run in found.runs if run.status not in COUNTED], found)
     yield from warn_about_diverged(found.runs)
     yield from describe_given_up(found.runs)
-    if uneven := sum(rule_of(cell) == UNEVEN for cell in results.cells):
+    if uneven := sum(bool(cell.choice.left_out) and not cell.choice.staged for cell in results.cells):
         yield f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others. They could not be chosen."
     if single := sum(cell.test.n == 1 for cell in results.cells):
         yield f"{plural(single, 'cell')} of {len(results.cells)} with one seed only: no spread, no test."

@@ -8,11 +8,11 @@ from html import escape
 from typing import Any
 
 from rebased.config import grouped, plural
-from rebased.report.comparisons import as_record, effects_panel
+from rebased.report.comparisons import HOW_TO_READ, as_record, effects_panel, notes_on_tests
 from rebased.report.drawing import Draw, Panels
 from rebased.report.page import Section, details, figure, finite, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
-from rebased.report.synthetic import choices, figures, narrative, norms, tables
+from rebased.report.synthetic import figures, narrative, norms, tables
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
 from rebased.report.tables import Table
@@ -26,7 +26,8 @@ BUDGET = (
     "user who can afford only n tries may expect. Each learning rate counts with its mean over seeds."
 )
 RESULTS = (
-    "The learning rate is the one with the best mean over seeds on the test split. test: the accuracy of the best "
+    "lr: the learning rate with the best mean on the test split, of these rates and over these seeds. In a search in "
+    "stages these are the first seeds. Rates with fewer seeds are left out. test: the accuracy of the best "
     "epoch on the test split. held out: the accuracy of the same epoch on the held-out split, on which nothing was "
     "chosen."
 )
@@ -116,7 +117,8 @@ class SyntheticReport:
         yield Section("Accuracy by width", drawn.get("by-width", "") + "".join(by_task) + sources)
         for family in self.families:
             table, notes = html[f"compared_{file_name(family.title).lower()}"], narrative.notes_on_table(family)
-            body = paragraphs(narrative.verdict(family)) + table + paragraphs(*notes)
+            how = details(HOW_TO_READ, paragraphs(*notes_on_tests(family.contrasts)))
+            body = paragraphs(narrative.verdict(family)) + table + paragraphs(*notes) + how
             yield Section(f"Paired comparisons: {family.title.lower()}", body)
         if "budget" in drawn:
             numbers = details("Show the numbers, with and without replacement", html["budgets"])
@@ -135,11 +137,8 @@ class SyntheticReport:
             elif kind in html:
                 numbers = details("Show the numbers", html[kind])
                 yield Section(f"Accuracy {words}", drawn[kind.replace("_", "-")] + numbers)
-        chosen = ""
-        if any(len(cell.runs) > 1 for cell in results.cells):
-            chosen = paragraphs(choices.describe_choices(results))
         every = details(f"Show {plural(len(results.cells), 'result')}", html["results"])
-        yield Section("All results", paragraphs(RESULTS) + chosen + every)
+        yield Section("All results", paragraphs(RESULTS) + every)
         yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", html["runs"]))
 
 
