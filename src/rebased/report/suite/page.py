@@ -7,7 +7,7 @@ from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, finite, paragraphs
 from rebased.report.prose import describe_given_up, warn_about_diverged
 from rebased.report.suite.board import Board, SuiteCell
-from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
+from rebased.report.suite.figures import effects_by_task, recall_by_bytes, recall_by_time, timed
 from rebased.report.suite.filters import by_task, filters
 from rebased.report.suite.sentences import answers, describe_factor, three_sentences
 from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
@@ -52,7 +52,7 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, Seque
     effects = effect_table(board)
     if effects.rows:
         said = [said for factor in board.factors if (said := describe_factor(board, factor, speeds))]
-        body = bullets(said) + by_task(effects) + paragraphs(EFFECT_RULE)
+        body = figure(effects_by_task(board), EFFECT_RULE) + bullets(said) + by_task(effects)
         sections.append(Section("What was decided", body))
     for budget in (*suite.state_bytes, None):
         table = recall_table(board, budget)

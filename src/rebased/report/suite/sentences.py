@@ -12,7 +12,7 @@ from rebased.report.suite.board import Board
 from rebased.report.suite.tables import UNTUNED
 
 MOST_SEEDS = 100  # a comparison that would need more is not worth its time
-NAMED = 4  # mixers that a sentence names
+NAMED = 2  # mixers that a sentence names
 MATCHED = 1.5  # a ratio of parameters below this needs no words
 MARGIN = 0.05  # of recall: a smaller difference does not matter
 FACTORS = {"square": "the square", "delta": "the delta rule", "gate": "the gate", "centred": "centring"}
