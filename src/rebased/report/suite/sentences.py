@@ -155,11 +155,11 @@ def what_is_left(board: Board, name: str | None) -> str:
         for count, one in needed
         if count <= MOST_SEEDS
     ]
-    beyond = plural(len(open_) - len(said), "comparison")
+    out_of_reach = plural(len(open_) - len(said), "comparison")
     if not said:
-        return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {beyond}; call them equal."
+        return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {out_of_reach}; call them equal."
     more = f", and more for {plural(len(said) - NAMED, 'other comparison')}" if len(said) > NAMED else ""
-    end = f"; {beyond} would need more than {MOST_SEEDS}" if len(open_) > len(said) else ""
+    end = f"; {out_of_reach} would need more than {MOST_SEEDS}" if len(open_) > len(said) else ""
     return f"To decide the rest, instead of {seeds} seeds per cell: about {listed(said[:NAMED])}{more}{end}."
 
 
