@@ -155,6 +155,7 @@ BAD = {
     "model.mixers.2.n_heads=4": "model: mixers has entries 0 to 1; there is no '2'",
     "model.mixers.one.n_heads=4": "model: mixers has entries 0 to 1; there is no 'one'",
     "model.mixers=[rebsed]": "model.mixers.0: unknown mixer 'rebsed'; did you mean 'rebased'?",
+    "model.mixers=[rebsed, rebsed]": "model.mixers.0: unknown mixer 'rebsed'; did you mean 'rebased'?",
     "model.vocab_size=32": "model.vocab_size 32 is below the task's 64; leave it out",
     "model.max_len=16": "model.max_len 16 is below the task's longest sequence, 32; leave it out",
     "model=rebased": "model: should be a valid dictionary or instance of LMConfig; got 'rebased'",

@@ -248,7 +248,10 @@ def mistakes_by_source(error: ValueError, file: str, options: Mapping[str, str])
 def find_mistakes(error: ValueError) -> list[tuple[str, str]]:
     """(path of the key, what is wrong and the remedy) for each mistake. An error that is not pydantic's has no path."""
     found = _explain(error, ()) if isinstance(error, ValidationError) else [("", str(error))]
-    return list(dict.fromkeys(found))  # without repetition
+    once: dict[tuple[str, str], tuple[str, str]] = {}
+    for key, what in found:  # the same mistake in several entries of a list is shown for the first
+        once.setdefault((re.sub(r"\d+", "", key), what), (key, what))
+    return list(once.values())
 
 
 def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from rebased.analysis.ranking import compare_pairs, main_effects, places, seeds_to_decide
+from rebased.analysis.unpaired import permutation_interval
 
 CELLS = ("MQAR, small", "MQAR, large", "overwriting, small", "overwriting, large")
 
@@ -59,6 +60,9 @@ def test_main_effects_compare_mixers_that_differ_in_one_factor() -> None:
     assert square.is_decided
     assert square.effect.difference == pytest.approx(0.3, abs=0.03)
     assert (delta.a, delta.is_decided) == ("delta", False)
+    pairs = (("rebased", "linear"), ("delta rebased", "deltanet"))
+    ours, theirs = ({(*pair, cell): values[pair[i]][cell] for pair in pairs for cell in CELLS} for i in (0, 1))
+    assert square.interval == permutation_interval(ours, theirs)  # not Student's: it belongs to the test
 
 
 def test_a_smaller_difference_needs_more_seeds() -> None:

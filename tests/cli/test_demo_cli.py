@@ -52,7 +52,7 @@ def test_the_demo_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "about " in captured.out  # an estimate of the time
-    assert 'href="../runs/suite-quick/report.html"' in Path("out/report.html").read_text()
+    assert "suite-quick" not in Path("out/report.html").read_text()  # no link to a page that is not there
     assert "Recall: at 3 pairs ReBased answers " in captured.out
     assert captured.out.splitlines()[-2] == "wrote out/report.html: open it in a browser"
     result = json.loads(Path("result.json").read_text())

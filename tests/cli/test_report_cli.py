@@ -49,7 +49,7 @@ def test_tables_and_bundle(capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.DictReader(Path("tables/results.csv").read_text().splitlines()))
     assert [rows[0][key] for key in ("model", "D", "lr", "seeds")] == ["Based", "24", "0.001", "2"]
     assert float(rows[0]["test"]) == pytest.approx(0.5 + 0.024 + 0.00425 - 0.001, abs=6e-4)
-    assert Path("tables/results.md").read_text().startswith("| model | D | lr |")
+    assert Path("tables/results.md").read_text().startswith("| model | task | D | lr |")
     assert "\\begin{tabular}{lr" in Path("tables/results.tex").read_text()
     assert rebased("report", "records.jsonl.xz", "-o", "again.html") == 0
     capsys.readouterr()

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from fake_records import fake_run
 from rebased.report.page import describe_origin
+from rebased.report.prose import describe_given_up
 from rebased.report.report import Report, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import build_results
-from rebased.report.synthetic.choices import choice_table, describe_choices, describe_given_up, rule_of
+from rebased.report.synthetic.tables import results_table
 from rebased.runs.collect import Collection, collect, write_bundle
 from rebased.runs.finished import Run
 
@@ -74,12 +75,12 @@ def test_a_page_says_how_a_rate_was_chosen() -> None:
     single = [fake_run("attention", seed=seed) for seed in (42, 43)]
     uneven = [fake_run("rwkv", lr=1e-3, seed=42), fake_run("rwkv", (0.9,), lr=1e-2, seed=43), fake_run("rwkv", seed=44)]
     results = build_results([*staged(), *whole, *single, *uneven])
-    rules = {cell.model.kind: rule_of(cell) for cell in results.cells}
-    assert rules == {"ReBased": "in stages", "Based": "paper's rule", "Attention": "one rate", "RWKV": "uneven"}
-    rows = {row[0]: row for row in choice_table(results).rows}
-    assert rows["ReBased"][2:7] == ("in stages", "0.01", "0.001, 0.01", "42, 43", "5")
-    assert rows["Based"][2:7] == ("paper's rule", "0.001", "0.001, 0.01", "42, 43", "2")
-    assert "1 cell, in stages: all rates were compared on the first seeds" in describe_choices(results)
+    rows = {row[0]: row[3:7] for row in results_table(results).rows}  # the rate, those it was compared with, on seeds
+    assert rows["ReBased"] == ("0.01", "0.001, 0.01", "42, 43", "5")
+    assert rows["Based"] == ("0.001", "0.001, 0.01", "42, 43", "2")
+    assert rows["Attention"] == ("0.001", "0.001", "42, 43", "2")
+    uneven_ones = Report(Collection(runs=uneven)).warnings
+    assert "In 1 cell some learning rates have fewer seeds than others. They could not be chosen." in uneven_ones
     report = Report(Collection(runs=[*staged(), *whole]))
     assert not any("fewer seeds" in warning for warning in report.warnings)
 

@@ -40,7 +40,7 @@ def test_a_file_of_values(tmp_path: Path) -> None:
 
 def test_without_values_no_column_is_empty() -> None:
     report = Report(Collection(runs=[fake_run()], lm_runs=[fake_lm_run("rebased")]), values=NO_VALUES)
-    assert report.tables()["results"].head[-1] == "task"
+    assert report.tables()["results"].head[-1] == "state bytes"
     assert report.tables()["lm_perplexity"].head[-1] == "tokens/s"
 
 

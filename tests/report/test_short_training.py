@@ -37,14 +37,14 @@ def test_solved_tasks_and_gaps_are_not_judged() -> None:
     assert said is not None
     assert said.startswith("Perhaps trained too short: 1 of 2 runs. 1 still improved")
     assert ", 1 left the plateau late" in said
-    assert said.endswith("By model: a 1 of 2.")
+    assert said.endswith("left the plateau late: a 1 of 2.")
 
 
 def test_the_page_begins_with_it() -> None:
     runs = [run(model, curve, seed=seed) for model, curve in (("rebased", RISING), ("based", FLAT)) for seed in (1, 2)]
     report = Report(Collection(runs=runs))
     assert report.summary[0].startswith("Perhaps trained too short: 2 of 4 runs. 2 still improved at the end")
-    assert "By model: ReBased 2 of 2." in report.summary[0]
+    assert report.summary[0].endswith("left the plateau late: ReBased 2 of 2.")
     fine = Report(Collection(runs=[one for one in runs if one.model == "Based"]))
     assert not any("too short" in sentence for sentence in fine.summary)
     assert "too short" not in fine.page(None, "").to_html()

@@ -1,6 +1,10 @@
 """The page of a suite: which runs choose, which are scored, who leads, and what stands on the page."""
 
+import csv
 import re
+from io import StringIO
+from math import inf
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +17,15 @@ from rebased.report.suite.figures import recall_by_bytes
 from rebased.report.suite.page import files_of, suite_page
 from rebased.report.suite.sentences import describe_factor, three_sentences, verdict_of
 from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
+from rebased.runs.collect import collect
 from rebased.runs.finished import Run
+from rebased.runs.shipped import MODELS, find_config
+from rebased.runs.suite import load_suite
 
 SUITE = small_suite()
+SUITES = Path(__file__).parents[2] / "results" / "suites"
+COMMITTED = {"quick": MODELS / "suite-quick.jsonl.gz", "campaign": SUITES / "campaign" / "campaign.jsonl.gz"}
+TIME = "ms per 1000 tokens"
 
 
 def test_rates_are_chosen_on_the_test_split_and_fresh_seeds_scored_on_the_held_out_one() -> None:
@@ -107,8 +117,20 @@ def test_each_number_links_to_its_runs_and_names_are_escaped() -> None:
     assert len(links) == 8
     assert all(f'id="{link}"' in page for link in links)
     assert (
-        page.index("<svg") < page.index(three_sentences(board)[0][:20]) < page.index("<h2>")
-    )  # a picture, then three sentences
+        page.index(three_sentences(board)[0][:20]) < page.index("<svg") < page.index("<h2>")
+    )  # three sentences, then a picture
+
+
+def test_a_mixer_whose_class_is_not_known_here_is_shown_and_not_ranked() -> None:
+    """Nothing here can tell the size of its state."""
+    theirs = [rename(run, "Theirs") for run in suite_runs(SUITE, {"Delta": 0.9})]
+    for run in theirs:
+        run.lines[0]["config"]["model"]["mixers"][1]["name"] = "theirs"
+    board = Board(SUITE, [*theirs, *suite_runs(SUITE, {"ReBased": 0.5})])
+    assert board.places == {"ReBased": 1}
+    assert [row[:2] for row in recall_table(board, 512).rows] == [("ReBased", "1"), ("Theirs", "–")]
+    page = suite_page(board, "small", "x", {}, "").to_html()
+    assert "Theirs: shown and not ranked. Its class is not known here, so neither is the size of its state." in page
 
 
 def rename(run: Run, name: str) -> Run:
@@ -123,8 +145,8 @@ def test_tidy_files_have_one_row_per_run_and_per_cell() -> None:
     assert len(records) == len(runs)
     assert {row["stage"] for row in records} == {"choose", "score"}
     assert sum(row["stage"] == "score" for row in records) == 20
-    assert len(cell_table(board).rows) == 4
-    files = files_of(board)
+    assert [row[-1] for row in cell_table(board, {"ReBased": [2.0, 4.0, 3.0]}).rows] == ["3.000"] * 4
+    files = files_of(board, {})
     assert list(files) == ["cells.csv", "runs.csv", "recall-by-bytes.pdf"]
     assert files["recall-by-bytes.pdf"].startswith(b"%PDF")
     page = suite_page(board, "small", "x", {}, "").to_html()
@@ -196,13 +218,34 @@ def test_a_factor_says_which_pairs_it_lacks() -> None:
 
 
 def test_a_wide_interval_is_undecided_and_a_small_difference_is_called_small() -> None:
-    def verdict(difference: float, error: float, p: float) -> tuple[str, str]:
-        return verdict_of(Contrast("square", "no square", Effect(difference, error, 100, 10, 10), 2, p))
+    def verdict(difference: float, half: float, p: float) -> tuple[str, str]:
+        found, interval = Effect(difference, half / 2, 100, 10, 10), (difference - half, difference + half)
+        return verdict_of(Contrast("square", "no square", found, 2, p, interval))
 
-    assert verdict(0.03, 0.1, 0.5) == ("is undecided on", "+0.03, 95 % interval -0.17 to +0.23")
-    assert verdict(0.03, 0.01, 0.01) == ("recalls more on", "+0.03, small")
-    assert verdict(-0.3, 0.01, 0.01) == ("recalls less on", "-0.30")
-    assert verdict(0.01, 0.01, 0.5)[0] == "makes no difference that matters on"
+    assert verdict(0.03, 0.2, 0.5) == ("is undecided on", "+0.03, 95 % interval -0.17 to +0.23")
+    assert verdict(0.03, inf, 0.5) == ("is undecided on", "+0.03")
+    assert verdict(0.03, 0.02, 0.01) == ("recalls more on", "+0.03, small")
+    assert verdict(-0.3, 0.02, 0.01) == ("recalls less on", "-0.30")
+    assert verdict(0.01, 0.02, 0.5)[0] == "makes no difference that matters on"
+
+
+def test_a_rate_that_no_run_which_began_to_learn_has_chosen_is_marked() -> None:
+    """MQAR counts as begun above 0.3 on the test split; the choosing runs of one mixer reach 0.26."""
+    board = Board(SUITE, list(suite_runs(SUITE, {"ReBased": 0.5, "Delta": 0.15})))
+    assert {cell.mixer for cell in board.cells if cell.is_untuned} == {"Delta"}
+    marked = {row[0]: row[2].endswith(" †") for row in recall_table(board, 512).rows}
+    assert marked == {"ReBased": False, "Delta": True}
+    said = "In 4 cells no run that chose the rate began to learn, so the rate was not tuned (marked †): Delta (MQAR, "
+    assert said in suite_page(board, "small", "x", {}, "").to_html()
+    assert [row["choosing runs that began"] for row in cell_table(board, {}).to_records()] == ["2"] * 4 + ["0"] * 4
+
+
+def test_runs_by_code_that_no_commit_holds_are_counted_first() -> None:
+    runs = list(suite_runs(SUITE, {"ReBased": 0.5}))
+    assert "changes that no commit holds" not in suite_page(Board(SUITE, runs), "small", "x", {}, "").to_html()
+    runs[0].lines[0]["code"] = runs[0].lines[0]["code"] | {"dirty": True}
+    page = suite_page(Board(SUITE, runs), "small", "x", {}, "").to_html()
+    assert page.index("1 of 28 runs were made by code with changes that no commit holds") < page.index("<svg")
 
 
 def test_partial_results_are_called_partial() -> None:
@@ -216,3 +259,19 @@ def test_partial_results_are_called_partial() -> None:
     assert "overwriting" not in recall_table(first, 512).head
     level = dict.fromkeys(SUITE.mixers, 0.5)
     assert Board(SUITE, list(suite_runs(SUITE, level))).unfinished == ""
+
+
+@pytest.mark.parametrize(("name", "records"), COMMITTED.items())
+def test_committed_results_are_of_their_protocol_and_give_their_files(name: str, records: Path) -> None:
+    """All but the time of a training step, which is measured when the page is made."""
+    board = Board(load_suite(find_config(Path(name), "suite")), collect([records]).runs)
+    assert board.left_out == {}
+    with (SUITES / name / "cells.csv").open() as file:
+        written = [exact(row | {TIME: ""}) for row in csv.DictReader(file)]
+    found = [exact(row) for row in csv.DictReader(StringIO(cell_table(board, {}).to_csv()))]
+    assert written == found
+
+
+def exact(row: dict[str, str]) -> dict[str, str]:
+    """Numbers with nine digits: another CPU may round the last ones in another way."""
+    return {key: f"{float(text):.9g}" if re.fullmatch(r"[\d.]+", text) else text for key, text in row.items()}

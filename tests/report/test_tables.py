@@ -30,6 +30,15 @@ def test_cells_are_escaped() -> None:
     assert '<th scope="row">&lt;b&gt;</th><td>1 &amp; 2</td>' in table.to_html()
 
 
+def test_what_all_rows_share_is_said_once_above_a_table() -> None:
+    folded = Table(("run", "precision", "lr"), [("a", "tf32", "0.1"), ("b", "tf32", "0.2")]).folded()
+    assert folded.startswith("<p>In all rows: precision tf32.</p>")
+    assert folded.count("tf32") == 1
+    assert "<td>0.1</td></tr>" in folded
+    one = Table(("run", "precision"), [("a", "tf32")])
+    assert one.folded() == one.to_html()  # a single row shares nothing
+
+
 def test_a_real_run_is_read(tmp_path: Path) -> None:
     config = fake_run().config
     config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2, "device": "cpu"})})

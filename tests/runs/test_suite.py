@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fake_suite import TREE, fake_run_of, small_suite
 from rebased.mixers import contract, mixer_class, register_mixer
+from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
 from rebased.runs.suite import Suite, load_suite, own_mixer, part_of, widest
 from rebased.tasks import task_names
@@ -74,6 +75,53 @@ def test_a_run_of_another_protocol_does_not_count(path: tuple[str, str], value: 
     run = fake_run_of(suite.configs("small", "ReBased", suite.mixers["ReBased"])[0], 0.5, 0.4)
     run.lines[0]["config"][path[0]][path[1]] = value
     assert reason in str(suite.why_not(run))
+
+
+def planted(name: str = "Delta", compared: dict[str, Any] | None = None, **model: Any) -> Run:
+    """A run of the small suite with another model than the protocol gives to this mixer."""
+    suite = small_suite()
+    (config, *_) = suite.configs("small", "Delta", suite.mixers["Delta"])
+    run = fake_run_of(config, 0.5, 0.4)
+    run.lines[0]["config"]["suite"]["mixer"] = name
+    run.lines[0]["config"]["model"] |= model
+    run.lines[0]["config"]["model"]["mixers"][1] |= compared or {}
+    return run
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        planted(d_model=4096),
+        planted(n_layers=8),
+        planted(positions="learned"),
+        planted(compared={"key_width": 500}),
+        planted(compared={"key_width": 1}),
+        planted("ReBased"),  # the mixer of another label
+        planted("Mine", d_model=4096),  # a label that the suite does not have
+        planted("Mine", positions="learned"),
+        planted("Mine", compared={"key_width": 500}),
+        planted("Mine", {"name": "unknown here"}, positions="learned"),
+        planted("Mine", {"name": "unknown here"}, d_model=4096),
+        planted("Mine", mixers=[{"name": "based"}, {"name": "delta_rebased"}]),
+    ],
+)
+def test_a_run_with_another_model_than_its_mixer_has_does_not_count(run: Run) -> None:
+    assert small_suite().why_not(run) == "with another model than the protocol gives to this mixer"
+
+
+def test_a_mixer_that_the_suite_does_not_have_may_have_any_arguments_within_the_bytes() -> None:
+    assert small_suite().why_not(planted("Mine", {"key_width": 1})) is None
+    assert small_suite().why_not(planted("Mine", {"name": "unknown here"}, d_model=32)) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [("state_bytes", 999_999, "a size of state that"), ("choosing_seeds", [1, 2], "a rate or a seed that")],
+)
+def test_sizes_and_choosing_seeds_are_those_of_the_protocol(key: str, value: object, reason: str) -> None:
+    run = planted()
+    run.lines[0]["config"]["suite"][key] = value
+    assert f"with {reason} the protocol does not have" == small_suite().why_not(run)
 
 
 def test_the_device_is_not_part_of_the_protocol() -> None:

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from rebased.analysis.paired import SIGNIFICANT, holm
-from rebased.analysis.unpaired import Effect, Groups, effect, permutation_p
+from rebased.analysis.unpaired import Effect, Groups, effect, permutation_interval, permutation_p
 
 POWER = 0.8  # with which a further comparison should find a difference
 NONE = Effect(nan, nan, nan, 0, 0)
@@ -24,6 +24,7 @@ class Contrast(NamedTuple):
     effect: Effect  # of a minus b
     cells: int
     p: float  # of the permutation test, after Holm's correction; nan if there is nothing to compare
+    interval: tuple[float, float] = (nan, nan)  # that belongs to the test, without correction; of main effects only
 
     @property
     def is_decided(self) -> bool:
@@ -77,7 +78,10 @@ def main_effects(values: Mapping[str, Groups], factors: Mapping[str, Mapping[str
         ours: dict[Hashable, Sequence[float]] = {(a, b, cell): values[a][cell] for a, b, cell in strata}
         theirs: dict[Hashable, Sequence[float]] = {(a, b, cell): values[b][cell] for a, b, cell in strata}
         found[factor, f"no {factor}"] = ours, theirs
-    return contrast_all(found)
+    return [
+        one if isnan(one.p) else one._replace(interval=permutation_interval(*found[one.a, one.b]))
+        for one in contrast_all(found)
+    ]
 
 
 def which_differ_in(factor: str, factors: Mapping[str, Mapping[str, bool]]) -> list[tuple[str, str]]:

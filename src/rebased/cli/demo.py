@@ -66,7 +66,7 @@ def demo(
     timings = time_attention()
     maps = {name: read_state(out / group[0].folder, group[0]) for name, group in labelled(runs).items()}
     answers = three_sentences(runs, shipped, timings, maps)
-    suite = Path(relpath(SUITE_PAGE, out)).as_posix()
+    suite = Path(relpath(SUITE_PAGE, out)).as_posix() if SUITE_PAGE.exists() else None
     write_page(demo_page(runs, shipped, timings, maps, same_page(), suite), page)
     for answer in answers:
         say(to.result_console(), answer)

@@ -138,7 +138,7 @@ def suite(
     in_a_hurry = options.time_limit is not None or code == INTERRUPTED
     speeds = measure(command, board, to) if board.cells and not in_a_hurry else {}
     write_page(suite_page(board, file.stem, same_page(), speeds, processor_of(command.device or "cpu")), page)
-    for name, content in files_of(board).items():
+    for name, content in files_of(board, speeds).items():
         (command.folder / name).write_bytes(content)
     for sentence in three_sentences(board):
         say(to.result_console(), sentence)

@@ -10,7 +10,7 @@ from rebased.paper.kernels import LENGTHS
 from rebased.paper.planned import JudgedPlan
 from rebased.paper.values import KERNEL_ORDER, TABLE_1, Place
 from rebased.paper.verdict import TESTED, Claim
-from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, hover
+from rebased.report.drawing import SERIES, Interval, Panels, draw_intervals, draw_panels
 from rebased.report.probe.cells import LIVE
 from rebased.report.prose import has_changes
 
@@ -150,34 +150,19 @@ def caveats(findings: Mapping[str, Finding], planned: Mapping[str, JudgedPlan]) 
 def forest(claims: Sequence[tuple[str, Claim]]) -> Panels | None:
     """One panel per unit, one row per claim: our difference with its 95 % interval, the paper's above it."""
 
-    def panel(rows: Sequence[tuple[str, Claim]]) -> Draw:
-        def draw(axes: Axes) -> None:
-            for row, (_, claim) in enumerate(rows):
-                assert claim.difference is not None
-                (mean, low, high, _), paper = claim.difference, claim.contest.paper
-                colour, label = (EARLIER, "ours, earlier") if claim.replaced else (SERIES[0], "ours")
-                axes.hlines(-row - 0.14, low, high, color=colour, lw=2)
-                axes.plot([mean], [-row - 0.14], color=colour, marker="o", ms=5, ls="none", label=label)
-                said = f"{claim.answer}: {mean:+.3f} ({low:+.3f} to {high:+.3f})"
-                hover(axes, [mean], [-row - 0.14], ["; ".join(filter(None, (said, claim.mark, claim.note)))])
-                if paper:
-                    low, high = paper.interval()
-                    axes.hlines(-row + 0.14, low, high, color=SERIES[1], lw=1)
-                    at = [paper.difference], [-row + 0.14]
-                    axes.plot(*at, color=SERIES[1], marker="x", ms=5, ls="none", label="paper")
-            axes.axvline(0, color=INK, lw=1, ls=":")
-            axes.set_yticks([-row for row in range(len(rows))], [short(*row) for row in rows], fontsize=8)
-            axes.set(ylim=(-len(rows) + 0.4, 0.6), xlabel="difference")
-
-        return draw
-
-    groups: dict[str, list[tuple[str, Claim]]] = {}
+    groups: dict[str, list[Interval]] = {}
     for name, claim in claims:
         one, other = claim.contest.pair  # the other effects are near 1
         rivals = claim.contest.unit == "nats" or (one == "ReBased" and other in KERNEL_ORDER)
         if rivals and claim.difference and not isnan(claim.difference.low):
-            groups.setdefault(UNITS[claim.contest.unit], []).append((name, claim))
-    panels = {heading: panel(rows) for heading, rows in groups.items()}
+            series, paper = ("ours, earlier", EARLIER) if claim.replaced else ("ours", SERIES[0]), claim.contest.paper
+            mean, low, high, _ = claim.difference
+            said = f"{claim.answer}: {mean:+.3f} ({low:+.3f} to {high:+.3f})"
+            words = "; ".join(filter(None, (said, claim.mark, claim.note)))
+            theirs = (paper.difference, *paper.interval()) if paper else None
+            row = Interval(short(name, claim), mean, low, high, words, *series, theirs)
+            groups.setdefault(UNITS[claim.contest.unit], []).append(row)
+    panels = {heading: draw_intervals(rows, "paper") for heading, rows in groups.items()}
     title = "Differences with 95 % intervals, ours beside the paper's"
     return draw_panels(panels, "effects", title, 2) if panels else None
 

@@ -10,7 +10,7 @@ from rebased.models import LMConfig
 from rebased.models.presets import preset_to_change
 from rebased.paper.finding import Finding
 from rebased.paper.precision import TF32, PrecisionTest
-from rebased.paper.reference import PAPER, deviations, place_of
+from rebased.paper.reference import PAPER, deviations, has_own_start, place_of
 from rebased.paper.values import KERNEL_ORDER, PRESETS, RATES, READINGS, SEEDS, Place
 from rebased.paper.verdict import Claim, Contest, Number, Protocol, hold_number
 from rebased.report.reference_values import ReferenceValue, agreement
@@ -135,14 +135,6 @@ def papers_model(preset: str, d_model: int) -> dict[str, Any]:
     """The section model of a preset at this width."""
     settings: dict[str, Any] = preset_to_change(preset, d_model=d_model).model_dump(mode="json")
     return settings
-
-
-def has_own_start(run: Run) -> bool:
-    """Whether a run's Mamba begins as its authors have it. In the paper's code a hook zeroes the bias of its step size,
-    so that it forgets within a few tokens."""
-    return any(
-        mixer["name"] == "mamba" and mixer.get("dt_init") == "mamba" for mixer in run.settings["model"]["mixers"]
-    )
 
 
 def rates_of(cell: Cell) -> list[float]:

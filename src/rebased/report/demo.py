@@ -40,10 +40,10 @@ def demo_page(
     timings: Sequence[Timing],
     maps: Mapping[str, Readout],
     command: str,
-    suite: str,
+    suite: str | None = None,
 ) -> Page:
     """The page about these runs and measurements. `shipped` are finished runs with other seeds, drawn behind; `maps`
-    are by `label`. `command` is the command that made the page; `suite` is a link to the page of `rebased suite`."""
+    are by `label`. `command` is the command that made the page; `suite` is a link to an existing page of a suite."""
     sections = [
         Section("In three sentences", bullets(three_sentences(runs, shipped, timings, maps))),
         Section("What does the square buy?", show_recall(runs, shipped)),
@@ -68,7 +68,7 @@ def demo_page(
                 "ours, the second trains yours and compares it:",
             )
             + commands(["rebased suite quick", "rebased suite quick my_mixer.py:MyMixer"])
-            + f'<p>Both write <a href="{escape(suite)}">the page of the suite</a>.</p>',
+            + (f'<p><a href="{escape(suite)}">The page of the suite</a> that you have.</p>' if suite else ""),
         ),
     ]
     data = {
@@ -231,7 +231,7 @@ def limits(runs: Sequence[Run]) -> list[str]:
     return [
         f"What a model recalls in the end. Training for {epochs} is short. The task and its size were chosen so that "
         f"{REFERENCE} leaves the plateau in time; each model's rate is the best of three, chosen on other seeds.",
-        f"Long sequences. Here they have {longest} tokens; the paper goes up to 2,048 tokens and 512 pairs.",
+        f"Long sequences. Here they have {longest} tokens.",
         "Other tasks. A sum of values cannot overwrite what it holds, and this task never asks it to.",
         "A GPU. Times are those of this CPU; the documentation has those of the GPU kernels.",
     ]

@@ -81,7 +81,7 @@ def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[
 
 
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], **look: Any) -> None:
-    """A line through these places, each with what a reader sees who points at it."""
+    """Draw a line; each point has a text shown under the pointer."""
     axes.plot(xs, ys, **look)
     hover(axes, xs, ys, texts)
 
@@ -108,6 +108,40 @@ def draw_chance(axes: Axes, chance: float | None) -> None:
     """A dotted line at the accuracy of guessing, named in the legend; nothing where that is not known."""
     if chance is not None:
         axes.axhline(chance, color=INK, lw=1, ls=":", label=f"chance {chance:.2g}")
+
+
+class Interval(NamedTuple):
+    """A difference with its interval, and beside it what others report."""
+
+    label: str
+    mean: float
+    low: float
+    high: float
+    text: str  # shown under the pointer
+    series: str = ""  # its name in the legend, if it has one
+    colour: str = SERIES[0]
+    other: tuple[float, float, float] | None = None  # reported mean, low and high
+
+
+def draw_intervals(rows: Sequence[Interval], others: str = "", xlabel: str = "difference") -> Draw:
+    """One row per difference, from above, and a line at 0. `others` is the legend's name for what others report, which
+    stands above ours as a cross."""
+
+    def draw(axes: Axes) -> None:
+        aside = 0.14 if others else 0
+        for n, row in enumerate(rows):
+            axes.hlines(-n - aside, row.low, row.high, color=row.colour, lw=2)
+            axes.plot([row.mean], [-n - aside], color=row.colour, marker="o", ms=5, ls="none", label=row.series)
+            hover(axes, [row.mean], [-n - aside], [row.text])
+            if row.other:
+                mean, low, high = row.other
+                axes.hlines(-n + aside, low, high, color=SERIES[1], lw=1)
+                axes.plot([mean], [-n + aside], color=SERIES[1], marker="x", ms=5, ls="none", label=others)
+        axes.axvline(0, color=INK, lw=1, ls=":")
+        axes.set_yticks([-n for n in range(len(rows))], [row.label for row in rows], fontsize=8)
+        axes.set(ylim=(-len(rows) + 0.4, 0.6), xlabel=xlabel)
+
+    return draw
 
 
 def powers_of_two(axes: Axes, ticks: Sequence[float], shown: Callable[[float], str] = str) -> None:

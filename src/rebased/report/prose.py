@@ -23,13 +23,18 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
         versions = "; ".join(f"{code}: {plural(count, 'run')}" for code, count in codes.most_common())
         many = f"The runs were made with {len(codes)} versions of the code"
         yield f"{many}, which may cause differences between them. {versions}."
-    if changed := sum(map(has_changes, runs)):
-        which = f"{changed} of {plural(len(runs), 'run')}"
-        yield f"{which} were made by code with changes that no commit holds; nobody can run that code again."
+    yield from warn_about_changes(runs)
     own = {item for run in runs for item in recorded_code(run.lines).items()}  # (what it is of, checksum)
     for what, count in sorted(Counter(what for what, _ in own).items()):
         if count > 1:
             yield f"The file of {what} was changed between these runs: they have {count} versions of it."
+
+
+def warn_about_changes(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence if some of the runs were made with code that no commit holds."""
+    if changed := sum(map(has_changes, runs)):
+        which = f"{changed} of {plural(len(runs), 'run')}"
+        yield f"{which} were made by code with changes that no commit holds; nobody can run that code again."
 
 
 def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]:
@@ -87,3 +92,29 @@ def warn_about_open_runs(runs: Sequence[Run], found: Collection) -> Iterator[str
     """One warning per status of runs that have not ended; those that a sweep knows as failed are named elsewhere."""
     for status, count in Counter(run.status for run in runs if run.digest not in found.failures).items():
         yield f"{plural(count, 'run')} {status}: in no result, but in the list of all runs."
+
+
+def warn_about_diverged(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence if some of the runs diverged."""
+    if diverged := [run for run in runs if run.status == "diverged"]:
+        early = sum(not run.epochs for run in diverged)
+        yield (
+            f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached. "
+            f"{early} of them diverged before the end of the first epoch and count with 0."
+        )
+
+
+def describe_given_up(runs: Sequence[Run]) -> Iterator[str]:
+    """One sentence per rule `train.give_up` that ended runs early: the rule, how many runs it ended, and which."""
+    ended: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        rule = run.settings["train"].get("give_up")
+        if run.gave_up and isinstance(rule, dict):
+            ended.setdefault((str(rule.get("below")), str(rule.get("after_epoch"))), []).append(run)
+    for (below, epoch), group in ended.items():
+        names = [f"{run.model} (D = {run.d_model}, lr {run.lr:g}, seed {run.seed})" for run in group]
+        yield (
+            f"{plural(len(group), 'run')} ended early by a rule that was set before: test accuracy still below "
+            f"{below} after epoch {epoch} (train.give_up). Each counts with the best accuracy it had reached; it "
+            f"might have begun to learn later. {shortened(names)}."
+        )

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rebased.config import did_you_mean, plural
-from rebased.report.drawing import Panels
+from rebased.report.drawing import Panels, draw_panels
 from rebased.report.lm.models import is_finished, measured
 from rebased.report.lm.page import LMReport
-from rebased.report.page import Page, Section, bullets, commands, describe_origin
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure
 from rebased.report.prose import warn_about_gaps, warn_about_records
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.synthetic.cells import COUNTED
@@ -80,6 +80,11 @@ def score(run: Run) -> str:
 
 
 BOTH = "Synthetic tasks and language models"
+FIRST = 5  # sentences that a page opens with
+EFFECTS = (
+    "Mean differences of paired seeds with Student's 95 % intervals, not corrected; an interval without 0 is not a "
+    "verdict. At most eight per panel: the tables have all. Models that never learned are left out."
+)
 
 
 class Report:
@@ -132,7 +137,11 @@ class Report:
         return Page(title or own_title, lead, list(self._sections(command)), describe_origin(runs), data)
 
     def _sections(self, command: str) -> Iterator[Section]:
-        yield Section("Summary", bullets(self.summary))
+        panels = {heading: draw for part in self.parts for heading, draw in part.effects().items()}
+        effects = figure(draw_panels(panels, "effects", "Differences with 95 % intervals"), EFFECTS) if panels else ""
+        rest = details(f"Show {plural(len(self.summary) - FIRST, 'more sentence')}", bullets(self.summary[FIRST:]))
+        body = bullets(self.summary[:FIRST]) + effects + (rest if self.summary[FIRST:] else "")
+        yield Section("", body)
         if self.warnings:
             yield Section("Warnings", bullets(self.warnings))
         if any(repeat.differing for repeat in self.repeats):

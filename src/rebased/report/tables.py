@@ -51,6 +51,15 @@ class Table(NamedTuple):
     rows: Sequence[tuple[str, ...]]  # the first cell of a row is its name, the others are numbers
     brief: tuple[str, ...] = ()  # the columns that fit into a column of a paper; all if empty
 
+    def folded(self) -> str:
+        """As `to_html`. Columns with one text in all rows are a sentence above the table."""
+        columns = [*zip(*self.rows, strict=True)] if len(self.rows) > 1 else []
+        same = [i for i, cells in enumerate(columns) if i and len(set(cells)) == 1]
+        said = "; ".join(f"{self.head[i]} {columns[i][0]}" for i in same)
+        lines = ([cell for i, cell in enumerate(line) if i not in same] for line in (self.head, *self.rows))
+        head, *rows = map(tuple, lines)
+        return (f"<p>In all rows: {escape(said)}.</p>" if same else "") + Table(head, rows).to_html()
+
     def to_html(self) -> str:
         """A <table> in a box that scrolls sideways."""
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
@@ -68,10 +77,11 @@ class Table(NamedTuple):
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def to_latex(self) -> str:
-        """A tabular that is at most as wide as a column of text: the brief columns, without those that are empty."""
-        brief = self.brief or self.head
-        filled = {i for row in self.rows for i, cell in enumerate(row) if cell not in EMPTY}
-        kept = [i for i, name in enumerate(self.head) if name in brief and i in filled]
+        """A tabular that is at most as wide as a column of text: the brief columns, without those that are empty
+        and without words that all rows share."""
+        brief, columns = self.brief or self.head, [*zip(*self.rows, strict=True)]
+        same = [len(set(cells)) == 1 and not getattr(cells[0], "values", ()) for cells in columns]
+        kept = [i for i, name in enumerate(self.head) if name in brief and (i == 0 or not same[i])]
         head, *rows = (
             f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in _one_line(line[i])) for i in kept)} \\\\\n"
             for line in (self.head, *self.rows)

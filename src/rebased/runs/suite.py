@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from rebased.config import Config, did_you_mean, load_config, merge
-from rebased.mixers import CONTEXT, can_extend, mixer_class
+from rebased.mixers import CONTEXT, can_extend, mixer_class, mixer_names
 from rebased.models import LMConfig, shape_of
 from rebased.runs.finished import Run
 from rebased.runs.synthetic_config import SuitePart, SyntheticRunConfig, longest
@@ -70,7 +70,8 @@ class Suite(Config):
         if PLACE not in self.model.get("mixers", ()):
             raise ValueError(f"model.mixers should have {PLACE} where the compared mixer stands")
         if unknown := [name for name in self.drawn if name not in self.mixers]:
-            raise ValueError(f"drawn: {unknown[0]!r} is none of the mixers; {did_you_mean(unknown[0], [*self.mixers])}")
+            remedy = did_you_mean(unknown[0], [*self.mixers])
+            raise ValueError(f"drawn: the suite has no mixer {unknown[0]!r}; {remedy}")
         return self
 
     @cached_property
@@ -139,8 +140,9 @@ class Suite(Config):
 
     def layer_bytes(self, model: Mapping[str, Any], seq_len: int) -> int:
         """Bytes of the state of the compared layer after `seq_len` tokens of one sequence, in fp32."""
-        sizes = {"max_len": seq_len, "vocab_size": 2}
-        layer = shape_of(LMConfig.model_validate(sizes | dict(model))).blocks[self.model["mixers"].index(PLACE)].mixer
+        compared = model["mixers"][self.model["mixers"].index(PLACE)]
+        alone = {**model, "mixers": [compared], "n_layers": 1, "max_len": seq_len, "vocab_size": 2}
+        layer = shape_of(LMConfig.model_validate(alone)).blocks[0].mixer
         if not can_extend(layer):
             raise ValueError("it has no state_size")
         return NUMBER * layer.state_size(seq_len)
@@ -160,9 +162,48 @@ class Suite(Config):
         same = all(theirs.get(key) == value for key, value in ours["train"].items() if key not in free)
         if run.settings["task"] != ours["task"] or not same or theirs["protocol"] != "held_out":
             return "with settings that are not those of the protocol they name"
-        if run.lr not in self.rates or run.seed not in (*self.choose_seeds, *self.score_seeds):
+        seeds = (*self.choose_seeds, *self.score_seeds)
+        if run.lr not in self.rates or run.seed not in seeds or part.choosing_seeds != self.choose_seeds:
             return "with a rate or a seed that the protocol does not have"
-        return None
+        sizes = self.budgets(self.mixers[part.mixer]) if part.mixer in self.mixers else (None, *self.state_bytes)
+        if part.state_bytes not in sizes:
+            return "with a size of state that the protocol does not have"
+        known = json.dumps((part.mixer, part.task, part.state_bytes, run.settings["model"]), sort_keys=True)
+        if known not in self._judged:
+            self._judged[known] = self._is_expected(part, run.settings["model"])
+        return None if self._judged[known] else "with another model than the protocol gives to this mixer"
+
+    @cached_property
+    def _judged(self) -> dict[str, bool]:
+        """What is known of models: all runs of a cell have the same one."""
+        return {}
+
+    def _is_expected(self, part: SuitePart, model: dict[str, Any]) -> bool:
+        """Whether a run has the model that the protocol gives to its mixer. If the suite has no such mixer, its
+        arguments are free: then the bytes of its state are compared, if its class is known here."""
+        task, mixer, alone = self.tasks[part.task].task, self.mixers.get(part.mixer), self.place({"name": "short_conv"})
+
+        def whole(tree: Mapping[str, Any]) -> SyntheticRunConfig:
+            return SyntheticRunConfig.model_validate({"task": task, "model": tree})
+
+        try:
+            if mixer:
+                expected = self.solved_model(mixer, part.state_bytes, self.tasks[part.task])
+                return expected is not None and whole(model).model == whole(expected).model
+            at = self.model["mixers"].index(PLACE)
+            name, around = model["mixers"][at]["name"], [*model["mixers"]]
+            around[at] = {"name": "short_conv"}
+            is_known = name in mixer_names()
+            if part.state_bytes and (not is_known or solved_by(name) == "d_model"):
+                alone["d_model"] = min(model["d_model"], WIDER * self.model["d_model"])
+            found = whole({**model, "mixers": around})
+            if found.model != whole(alone).model:
+                return False
+            if part.state_bytes is None or not is_known:
+                return True
+            return self.layer_bytes(model, longest(found.task)) <= part.state_bytes
+        except (LookupError, ValueError):  # settings that no model has, or a mixer without a state
+            return False
 
 
 def part_of(run: Run) -> SuitePart | None:

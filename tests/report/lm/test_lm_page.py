@@ -60,7 +60,7 @@ def test_holms_correction_is_over_what_was_tested(report: Report) -> None:
 
 def test_the_page_is_whole(report: Report) -> None:
     assert headings(report) == [
-        "Summary",
+        "",
         "Perplexity",
         "Perplexity: paired comparisons",
         "Training curves",

@@ -48,7 +48,7 @@ def page(report: Report) -> Page:
 
 def test_sections(page: Page) -> None:
     assert [section.heading for section in page.sections] == [
-        "Summary",
+        "",
         "Accuracy by width",
         "Paired comparisons: over all widths together",
         "Paired comparisons: at each width",
@@ -92,7 +92,7 @@ def test_every_figure_is_sound_and_says_its_models(page: Page) -> None:
 
 def test_one_run_makes_a_page() -> None:
     single = Report(Collection(runs=[fake_run()]))
-    assert headings(single) == ["Summary", "Warnings", "Accuracy by width", "Accuracy by state size", "Learning curves",
+    assert headings(single) == ["", "Warnings", "Accuracy by width", "Accuracy by state size", "Learning curves",
                                 "All results", "All runs", "How to make this page again"]  # fmt: skip
     assert single.warnings == ["1 cell of 1 with one seed only: no spread, no test."]
 
@@ -112,12 +112,6 @@ def test_a_mixer_that_is_not_known_here_has_no_state_size() -> None:
     both = Report(Collection(runs=[run, fake_run(seed=43)])).page("Title", "x")
     (body,) = [section.body for section in both.sections if section.heading == "Accuracy by state size"]
     assert "<p>Not shown: short_conv + my_mixer. The size of a state" in body
-
-
-def test_the_task_stands_first_where_there_are_several() -> None:
-    one, several = sweep(), [*sweep(), *sweep(seq_len=64)]
-    heads = [Report(Collection(runs=runs)).tables()["compared_at_each_width"].head for runs in (one, several)]
-    assert (heads[0][1], heads[0][-1], heads[1][1], heads[1][-1]) == ("D", "task", "task", "code")
 
 
 def test_the_papers_values_stand_beside_ours() -> None:
@@ -150,10 +144,54 @@ def test_a_verdict_counts_what_was_tested_alone() -> None:
     more = [fake_run(m, [level + s / 1e4], seed=s) for m, level in (("rebased", 0.8), ("mamba", 0.1)) for s in (43, 44)]
     more[0] = fake_run(accuracies=[0.81], seed=43)
     assert verdicts([*one, *more]) == [
-        "At each width: ReBased is better in 1 and worse in 0 of 2 comparisons, 0 undecided, 1 not tested (one seed, "
-        "or no spread between seeds). Decided: ReBased − Mamba +0.703 (D = 24, p = 0.0026). Measured on the test "
-        "split; paired t test, Holm p < 0.05."
+        "At each width: ReBased is better in 1 (Mamba) and worse in 0 of 2 comparisons, 0 undecided, 1 not tested (one "
+        "seed, or no spread between seeds). Measured on the test split; paired t test, Holm p < 0.05."
     ]
+
+
+def test_nothing_is_decided_about_a_model_that_never_learned() -> None:
+    """It is behind by 0.6 on every seed, and the same at another rate: it was not trained, so it lost to nobody."""
+    levels = (("rebased", 0.6), ("based", 0.4), ("mamba", 0.033))
+    runs = [
+        fake_run(model, [level + s / 1e3 * (model == "based")], seed=s, lr=lr)
+        for model, level in levels
+        for s in (42, 43, 44)
+        for lr in (1e-3, 1e-2)
+    ]
+    for run in runs:
+        run.epochs[0]["test"]["accuracy"] += run.seed / 1e5 * (run.model == "Mamba")
+    report = Report(Collection(runs=runs))
+    assert report.summary[1].startswith(
+        "At each width: ReBased is better in 1 (Based) and worse in 0 of 2 comparisons, 0 undecided, 1 with a model "
+        "that never learned."
+    )
+    dead = next(row for row in report.tables()["compared_at_each_width"].to_records() if "Mamba" in row["comparison"])
+    assert [value for name, value in dead.items() if name.endswith((" p", " p*"))] == [None] * 4
+    effects = re.search(r'<figure data-name="effects">.*?</figure>', report.page("Title", "x").to_html(), re.DOTALL)[0]
+    assert "ReBased − Based" in effects
+    assert "Mamba" not in effects
+
+
+def test_a_page_opens_with_at_most_five_sentences_and_a_plot() -> None:
+    many = [run for length in (32, 64, 96, 128, 160, 192) for run in sweep(seq_len=length)]
+    for run in many:
+        run.epochs[-1]["test"]["accuracy"] += run.seed / 1e4 * (run.model == "Based")  # not the same for all seeds
+    top = Report(Collection(runs=many)).page("Title", "x").sections[0].body
+    assert top.index("</ul>") < top.index("<svg") < top.index("<details>")
+    assert top[: top.index("</ul>")].count("<li>") == 5
+    assert "Show 3 more sentences" in top
+
+
+def test_a_page_without_reference_values_does_not_speak_of_a_paper(page: Page) -> None:
+    assert "paper" not in re.sub(r"<style>.*?</style>|<script.*?</script>", "", page.to_html(), flags=re.DOTALL)
+
+
+def test_mamba_with_its_own_initialization_has_no_value_of_the_paper() -> None:
+    papers, own = (fake_run("mamba", [0.1], seq_len=128, pairs=(16,), d_model=64) for _ in range(2))
+    for mixer in papers.settings["model"]["mixers"]:
+        mixer["dt_init"] = "paper"
+    assert PAPER.of(papers).values["accuracy"].mean == 0.73
+    assert "accuracy" not in PAPER.of(own).values
 
 
 def test_every_warning() -> None:
@@ -186,8 +224,8 @@ def test_every_warning() -> None:
         "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",
         "1 run unfinished: in no result, but in the list of all runs.",
         "1 run failed: in no result, but in the list of all runs.",
-        "1 run diverged. Each counts with the best accuracy it had reached, by the paper's rule. 1 of them diverged "
-        "before the end of the first epoch and count with 0.",
+        "1 run diverged. Each counts with the best accuracy it had reached. 1 of them diverged before "
+        "the end of the first epoch and count with 0.",
         "In 1 cell some learning rates have fewer seeds than others. They could not be chosen.",
     ]
 
@@ -291,7 +329,7 @@ def test_nobody_learned_and_nobody_is_ranked() -> None:
     assert some.summary[0].startswith("Perhaps trained too short: 12 of 12 runs")  # those of the task that was learned
     assert "no model learned" in some.summary[1]
     assert some.summary[2].startswith("T = 64, 4 pairs: ReBased 0.8")
-    assert {row[-1] for row in some.tables()["compared_at_each_width"].rows} == {"T = 64, 4 pairs"}
+    assert {row[1] for row in some.tables()["compared_at_each_width"].rows} == {"T = 64, 4 pairs"}
     assert Report(Collection(runs=idle(0.09))).summary[0].startswith("T = 32, 4 pairs: Based 0.090, ReBased 0.090")
 
 
@@ -300,8 +338,8 @@ def test_runs_that_did_not_learn_are_counted_by_model_and_learning_rate() -> Non
     failed = [fake_run("based", [accuracy], seed=seed, lr=1e-2) for accuracy, seed in ((0.03, 42), (0.09, 43))]
     report = Report(Collection(runs=[*learned, *failed, *idle(seq_len=64)]))  # nobody learns T = 64
     table = report.tables()["not_learned"]
-    assert table.head == ("model", "D", "lr 0.003", "lr 0.01", "all", "task")
-    assert [row[:-1] for row in table.rows] == [
+    assert table.head == ("model", "task", "D", "lr 0.003", "lr 0.01", "all")
+    assert [(row[0], *row[2:]) for row in table.rows] == [
         ("Based", "24", "0 of 2", "1 of 2", "1 of 4"),
         ("ReBased", "24", "0 of 2", "–", "0 of 2"),
     ]

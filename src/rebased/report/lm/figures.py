@@ -1,4 +1,4 @@
-"""Figures of language models: perplexity by model and seed, AR tokens by distance, and training curves."""
+"""Figures of language models: AR tokens by distance, and training curves."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,28 +18,9 @@ from rebased.report.drawing import (
     named_looks,
     powers_of_two,
 )
-from rebased.report.lm.models import PARTS, LanguageModels, curve
+from rebased.report.lm.models import LanguageModels, curve
 
 PLACES = 48  # of a training curve
-
-
-def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels:
-    """One panel per part of the tokens, one row per model: a dot per seed, and a cross at their mean."""
-
-    def draw(part: str, axes: Axes) -> None:
-        cross: dict[str, Any] = {"color": INK, "ls": "none", "marker": "x", "ms": 8, "mew": 2}
-        for row, model in enumerate(found.models):
-            by_seed = found.values(model, part)
-            values, look = list(by_seed.values()), styles[model] | {"ls": "none"}
-            texts = [f"{model}, seed {seed}: {value:.3f}" for seed, value in by_seed.items()]
-            draw_line(axes, values, [-row] * len(values), texts, **look, marker="o", alpha=0.7, label=model)
-            axes.plot([fmean(values)], [-row], **cross)
-        axes.plot([], [], **cross, label="mean over seeds")
-        axes.set(xlabel="perplexity", ylim=(-len(found.models) + 0.5, 0.5), yticks=[])
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-
-    panels = {f"{heading} tokens": partial(draw, part) for part, heading in PARTS.items()}
-    return draw_panels(panels, name, "Perplexity by model, one dot per seed")
 
 
 def perplexity_by_distance(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels | None:

@@ -152,7 +152,7 @@ def read(run: Run) -> dict[str, Any]:
 
 
 def measured_on(run: Run, split: str) -> dict[str, Any]:
-    """On what a run was measured, which must be the same, too. Records that name no windows have all or the first."""
+    """The number and choice of windows that a run was measured on. Compared runs must agree."""
     found = measured(run, split)
     windows = found.get("windows", "all or the first")
     return {"numbers of measured tokens": found.get("tokens"), "choices of measured windows": windows}

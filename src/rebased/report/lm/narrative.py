@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from rebased.analysis.paired import Verbs
+from rebased.analysis.paired import Verbs, in_words
 from rebased.config import plural
-from rebased.report.comparisons import Difference, sentence
+from rebased.report.comparisons import Difference
 from rebased.report.lm.models import LanguageModels, is_finished, measured, steps, training_differences
 from rebased.report.prose import shortened, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
@@ -72,14 +72,17 @@ def cautions(found: LanguageModels) -> Iterator[str]:
 
 
 def summary(groups: Sequence[LanguageModels], differences: Sequence[Sequence[Difference]]) -> Iterator[str]:
-    """One ranking per group of models, and one sentence per comparison on all tokens."""
+    """One ranking per group of models, and one sentence per tested comparison on all tokens."""
     for group, found in zip(groups, differences, strict=True):
         means = {model: fmean(group.values(model, "all").values()) for model in group.models}
         ranked = ", ".join(f"{model} {means[model]:.2f}" for model in sorted(means, key=lambda model: means[model]))
-        yield f"Perplexity: {ranked} (all tokens, mean over seeds; lower is better; {group.data})."
         where = f" ({group.data})" if len(groups) > 1 else ""
-        for one in (one for one in found if one.part == "all"):
-            yield f"{sentence(one, 'All tokens', PERPLEXITY)}{where}"
+        yield f"Perplexity: {ranked} (all tokens, mean over seeds; lower is better){where}."
+        of_all = [one for one in found if one.part == "all"]
+        for one in (one for one in of_all if one.found.difference.n > 1):
+            yield f"All tokens: {in_words(one.reference, one.other, one.found, PERPLEXITY)}{where}"
+        if single := sum(one.found.difference.n < 2 for one in of_all):
+            yield f"{plural(single, 'comparison')} of one pair of runs, put to no test{where}."
 
 
 def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[str]:

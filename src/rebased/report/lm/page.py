@@ -6,8 +6,8 @@ from html import escape
 from typing import Any
 
 from rebased.config import plural
-from rebased.report.comparisons import Difference, as_record, notes_on_tests
-from rebased.report.drawing import Panels
+from rebased.report.comparisons import HOW_TO_READ, Difference, as_record, effects_panel, notes_on_tests
+from rebased.report.drawing import Draw, Panels
 from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.models import LanguageModels, compare_models, curve, group_language_models, kind_in
 from rebased.report.page import Section, commands, details, figure, paragraphs
@@ -56,6 +56,17 @@ class LMReport:
         self.warnings = list(narrative.warnings(found, self.groups))
         self.summary = list(narrative.summary(self.groups, self.differences))
 
+    def effects(self) -> dict[str, Draw]:
+        """By heading, panels of the differences in perplexity on all tokens and on AR tokens."""
+        panels = {
+            f"{heading} ({group.data})" if len(self.groups) > 1 else heading: effects_panel(
+                [one for one in found if one.part == part], "difference in perplexity"
+            )
+            for group, found in zip(self.groups, self.differences, strict=True)
+            for part, heading in (("all", "All tokens"), ("ar", "AR tokens"))
+        }
+        return {heading: panel for heading, panel in panels.items() if panel}
+
     @cached_property
     def _tables(self) -> list[dict[str, Table]]:
         return [tables_of(group, found) for group, found in zip(self.groups, self.differences, strict=True)]
@@ -75,7 +86,6 @@ class LMReport:
         """The page's figures by name; groups are numbered from 1."""
         styles, drawn = figures.styles_of(self.groups), list[Panels | None]()
         for n, group in enumerate(self.groups, start=1):
-            drawn.append(figures.perplexity_by_model(group, styles, f"perplexity-{n}"))
             drawn.append(figures.perplexity_by_distance(group, styles, f"by-distance-{n}"))
             drawn.append(figures.training_curves(group, styles, f"training-{n}"))
         return {panels.name: panels for panels in drawn if panels is not None}
@@ -91,24 +101,25 @@ class LMReport:
             if html:
                 yield Section(heading, lead + html)
         again = f"rebased lm train --config {self.runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"
-        runs = details(f"Show {plural(len(self.runs), 'run')}", self.tables["lm_runs"].to_html())
+        runs = details(f"Show {plural(len(self.runs), 'run')}", self.tables["lm_runs"].folded())
         yield Section("All runs of language models", runs + paragraphs(AGAIN) + commands([again]))
 
     def _bodies(self, n: int, group: LanguageModels) -> dict[str, str]:
         html = {what: table.to_html() for what, table in self._tables[n].items()}
         sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
-        dots = figure(self.figures[f"perplexity-{n + 1}"], "One dot per seed; the cross is their mean.")
         lead, notes = paragraphs(narrative.describe_data(group)), paragraphs(*dict.fromkeys(sources))
         shared = details("Show the settings that all models share", html["settings"])
         found = {
-            "Perplexity": lead + html["perplexity"] + notes + dots,
+            "Perplexity": lead + html["perplexity"] + notes,
             "Settings of the language models": html.get("settings_by_model", "") + shared,
         }
         if "by_distance" in html:
             picture = figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
             found["Perplexity of AR tokens by distance"] = html["by_distance"] + picture
         if compared := self.differences[n]:
-            found["Perplexity: paired comparisons"] = html["compared"] + paragraphs(*notes_on_tests(compared))
+            found["Perplexity: paired comparisons"] = self._tables[n]["compared"].folded() + details(
+                HOW_TO_READ, paragraphs(*notes_on_tests(compared))
+            )
         if curves := self.figures.get(f"training-{n + 1}"):
             found["Training curves"] = figure(curves, CURVES)
         return found

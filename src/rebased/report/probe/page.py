@@ -22,7 +22,7 @@ IOU = (
 )
 LOOK = (
     "mass: attention on the answer, as a mean over questions. entropy: of a question's attention over all tokens it "
-    "sees, in nats. noisy tokens: wrong tokens with more attention than a uniform share (Figure 9 of the paper)."
+    "sees, in nats. noisy tokens: wrong tokens with more attention than a uniform share."
 )
 SMALL = (
     "smallest: the smallest similarity. of the mean: divided by the mean similarity. 1 % below: the weight that 1 % of "
@@ -40,7 +40,7 @@ MAPS = "each model's best head, first seed. Rows: questions; columns: positions 
 ROW = "Example 1, best head of the first seed: attention of the last question on the positions of the pairs."
 SIMILARITY = "Line: similarity divided by its mean. Grey: how often a score occurs in the model of the first seed."
 PARABOLAS = (
-    "The same similarities against q · k before γ and β, as in the paper's Figure 2. It is no function of q · k alone: "
+    "The same similarities against q · k before γ and β. It is no function of q · k alone: "
     "the band holds 80 % of the pairs, the line is the parabola that fits best."
 )
 HIGHER = Verbs("has a higher IoU than", "has a lower IoU than", "have the same IoU")

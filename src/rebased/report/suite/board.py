@@ -42,6 +42,17 @@ class SuiteCell:
         whole = all(len(seeds) == len(self.suite.choose_seeds) for seeds in tried.values())
         return choose_lr(tried).lr if whole else None
 
+    @property
+    def began_to_choose(self) -> int:
+        """How many of the runs that chose the rate had begun to learn. If none had, chance chose it."""
+        best = (run.best.accuracy for run in self.runs if run.seed in self.suite.choose_seeds)
+        return sum(accuracy > self.suite.tasks[self.task].began for accuracy in best)
+
+    @property
+    def is_untuned(self) -> bool:
+        """True if there were several rates and no run that chose among them had begun to learn."""
+        return self.rate is not None and len(self.suite.rates) > 1 and not self.began_to_choose
+
     @cached_property
     def scored(self) -> list[Run]:
         """The runs at the chosen rate with fresh seeds, in the order of the seeds."""
@@ -126,10 +137,10 @@ class Board:
         return [cell for cell in self.cells if cell.mixer == mixer and cell.scored]
 
     def values(self, outcome: Outcome = "recall", task: str | None = None) -> dict[str, Groups]:
-        """The scores of complete cells with a bounded state, as {mixer: {(task, budget): values}}."""
+        """The scores of complete cells whose state is known to be bounded, as {mixer: {(task, budget): values}}."""
         found: dict[str, Groups] = {}
         for cell in self.cells:
-            if cell.is_complete and cell.budget is not None and task in (None, cell.task):
+            if cell.is_complete and cell.budget is not None and cell.layer_bytes and task in (None, cell.task):
                 found[cell.mixer] = {**found.get(cell.mixer, {}), (cell.task, cell.budget): cell.values(outcome)}
         return found
 

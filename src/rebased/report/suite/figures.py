@@ -1,13 +1,14 @@
-"""The figures of a suite's page: recall by bytes of state, and by the time of a training step."""
+"""The figures of a suite's page: recall by bytes of state and by time of a training step, and effects of factors."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from statistics import fmean, median
 from typing import Any
 
-from rebased.report.drawing import SERIES, Axes, LogLocator, Panels, draw_panels, hover
+from rebased.report.drawing import SERIES, Axes, Draw, Interval, LogLocator, Panels, draw_intervals, draw_panels, hover
 from rebased.report.suite.board import Board, SuiteCell
+from rebased.report.suite.tables import effect_of
 
 FAINT = SERIES[5]
 COLOURS = tuple(colour for colour in SERIES if colour != FAINT)
@@ -90,6 +91,16 @@ def describe(cell: SuiteCell) -> str:
     span = "" if isnan(low) else f" ({low:.2f} to {high:.2f})"
     size = f"{cell.layer_bytes:,} B" if cell.layer_bytes else "a state of unknown size"
     return f"{cell.mixer}, {size}: {cell.mean:.2f}{span}"
+
+
+def effects_by_task(board: Board) -> Panels:
+    """One panel per task, one row per factor: what it adds to recall, with the interval of its test."""
+    panels: dict[str, Draw] = {}
+    for task in board.tasks:
+        found = [one for one in board.effects(task) if isfinite(one.interval[1] - one.interval[0])]
+        rows = [Interval(one.a, one.effect.difference, *one.interval, effect_of(one)) for one in found]
+        panels |= {task: draw_intervals(rows, xlabel="difference in recall")} if rows else {}
+    return draw_panels(panels, "effects", "Effects of factors on recall, by task")
 
 
 def timed(board: Board, speeds: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:

@@ -45,7 +45,7 @@ def by_tasks(board: Board) -> Mapping[str, list[str]]:
     columns = f":nth-child(n+{BEFORE + 1}):nth-child(-n+{BEFORE + len(board.tasks)})"
     return {
         task: [
-            f'[data-name="recall-by-bytes"] .panel:not(:nth-child({t + 1}))',
+            f':is([data-name="recall-by-bytes"], [data-name="effects"]) .panel:not(:nth-child({t + 1}))',
             f".by-task :is(th, td){columns}:not(:nth-child({BEFORE + 1 + t}))",
             f".runs:not(.task-{list(board.suite.tasks).index(task)})",
         ]

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from rebased.analysis.paired import SIGNIFICANT
 from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, finite, paragraphs
+from rebased.report.prose import describe_given_up, warn_about_diverged
 from rebased.report.suite.board import Board, SuiteCell
-from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
+from rebased.report.suite.figures import effects_by_task, recall_by_bytes, recall_by_time, timed
 from rebased.report.suite.filters import by_task, filters
-from rebased.report.suite.sentences import describe_factor, three_sentences
+from rebased.report.suite.sentences import answers, describe_factor, three_sentences
 from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
-from rebased.report.synthetic.choices import describe_given_up, warn_about_diverged
 from rebased.report.tables import Table, number
 from rebased.runs.run_names import sizes_of
 
@@ -27,9 +27,11 @@ PLACE_RULE = (
 EFFECT_RULE = (
     "Main effects: all pairs of mixers that differ in one factor alone, on the same task and state size. Runs are "
     "exchanged within a pair, with Holm's correction over the factors of a task, for recall and for the share of runs "
-    "that began to learn apart. Mixers without a denominator have keys of length 1 and a norm per head instead: the "
-    "effect of the denominator is that of all three."
+    "that began to learn apart. Intervals are all differences that the test does not reject, 95 %, each for itself. "
+    "Mixers without a denominator have a norm per head instead, and so have all delta rules: in a suite without the "
+    "factor denominator the effect of delta is that of both."
 )
+UNKNOWN = "Its class is not known here, so neither is the size of its state."
 NOT_TIMED = (
     "The training steps were not timed, because the command was interrupted or had a time limit: the same command "
     "without --for times them."
@@ -45,12 +47,12 @@ DATA = (
 def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, Sequence[float]], where: str) -> Page:
     """The page. `speeds` are milliseconds per 1,000 tokens of a training step by mixer, one per round, on `where`."""
     suite = board.suite
-    top = figure(recall_by_bytes(board), BYTES_CAPTION) + bullets(three_sentences(board))
+    top = bullets(answers(board)) + figure(recall_by_bytes(board), BYTES_CAPTION)
     sections = [Section("", top), Section("Filter", filters(board))]
     effects = effect_table(board)
     if effects.rows:
         said = [said for factor in board.factors if (said := describe_factor(board, factor, speeds))]
-        body = bullets(said) + by_task(effects) + paragraphs(EFFECT_RULE)
+        body = figure(effects_by_task(board), EFFECT_RULE) + bullets(said) + by_task(effects)
         sections.append(Section("What was decided", body))
     for budget in (*suite.state_bytes, None):
         table = recall_table(board, budget)
@@ -119,19 +121,21 @@ def describe_protocol(board: Board) -> list[str]:
     ]
     stages = (
         f"Rates {', '.join(f'{rate:g}' for rate in suite.rates)} are tried with seed "
-        f"{', '.join(map(str, suite.choose_seeds))}. The best epoch on the validation split (`test`) chooses the rate. "
-        f"Seeds {seeds} are then trained at that rate and scored once on the held-out split, in the epoch that is best "
-        "on the validation split."
+        f"{', '.join(map(str, suite.choose_seeds))}, for each mixer, task and size of state. The best epoch on the "
+        f"validation split (`test`) chooses the rate. Seeds {seeds} are then trained at that rate and scored once on "
+        "the held-out split, in the epoch that is best on the validation split."
     )
     sizes = (
         f"The state of the compared layer has at most {' or '.join(f'{size:,}' for size in suite.state_bytes)} bytes "
-        "in fp32. The width of its keys (or its window, or what else sets its size) is the largest that fits. The rest "
+        "in fp32. The width of its keys (or window, or model width) is the largest that fits. The rest "
         "of the model is the same for all. So parameters cannot be matched too: projections of keys, gates and "
         "convolutions differ in size, and where only the width of the model sets the state (GLA), that differs. Mixers "
         "with a convolution or a gate of their own keep it only where it cannot be switched off (Mamba, Mamba-2)."
     )
     left_out = [f"{plural(count, 'run')} left out: {reason}." for reason, count in board.left_out.items()]
     waiting = [f"{board.unfinished} The others are shown and not ranked."] if board.unfinished else []
+    unknown = dict.fromkeys(cell.mixer for cell in board.cells if cell.budget and cell.layer_bytes is None)
+    waiting += [f"{mixer}: shown and not ranked. {UNKNOWN}" for mixer in unknown]
     digest = f"The protocol has the digest {suite.protocol}. A run of another protocol is never compared with these."
     ended = [*warn_about_diverged(board.runs), *describe_given_up(board.runs)]
     return [*tasks, stages, sizes, digest, *waiting, *left_out, *ended]
@@ -155,10 +159,10 @@ def show_runs(cell: SuiteCell) -> str:
     return f'<div class="runs of-{mixer} task-{task} size-{size}">{runs}</div>'  # what filters look for
 
 
-def files_of(board: Board) -> dict[str, bytes]:
+def files_of(board: Board, speeds: Mapping[str, Sequence[float]]) -> dict[str, bytes]:
     """The files beside the page, by name."""
     return {
-        "cells.csv": cell_table(board).to_csv().encode(),
+        "cells.csv": cell_table(board, speeds).to_csv().encode(),
         "runs.csv": run_table(board).to_csv().encode(),
         "recall-by-bytes.pdf": recall_by_bytes(board).to_file("pdf"),
     }

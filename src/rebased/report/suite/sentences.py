@@ -1,16 +1,18 @@
 """Sentences about a suite: where a mixer stands, what was decided, what is left to decide, what each factor buys."""
 
-from collections.abc import Mapping, Sequence
-from math import isnan
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, isnan
 from statistics import geometric_mean, median
 
 from rebased.analysis.ranking import Contrast, other_of, seeds_to_decide, which_differ_in
 from rebased.config import plural
 from rebased.report.demo import listed
+from rebased.report.prose import warn_about_changes
 from rebased.report.suite.board import Board
+from rebased.report.suite.tables import UNTUNED
 
 MOST_SEEDS = 100  # a comparison that would need more is not worth its time
-NAMED = 4  # mixers that a sentence names
+NAMED = 2  # mixers that a sentence names
 MATCHED = 1.5  # a ratio of parameters below this needs no words
 MARGIN = 0.05  # of recall: a smaller difference does not matter
 FACTORS = {
@@ -34,6 +36,21 @@ def three_sentences(board: Board) -> tuple[str, str, str]:
         rest = "give it a state whose size can be set (state_size)" if unsized else "go on with the same command"
         return without_place(board, board.own[0]), effects_in_words(board), f"To compare it, {rest}."
     return leaders(board), effects_in_words(board), what_is_left(board, None)
+
+
+def answers(board: Board) -> list[str]:
+    """What the page opens with: three sentences, which rates were not tuned, and how many runs nobody can repeat."""
+    return [*three_sentences(board), *warn_about_tuning(board), *warn_about_changes(board.runs)]
+
+
+def warn_about_tuning(board: Board) -> Iterator[str]:
+    """A sentence if there are cells in which no run that chose the rate had begun to learn."""
+    if untuned := [cell for cell in board.cells if cell.scored and cell.is_untuned]:
+        which = named([f"{cell.mixer} ({cell.task}, {cell.layer_bytes or 0:,} B)" for cell in untuned])
+        yield (
+            f"In {plural(len(untuned), 'cell')} no run that chose the rate began to learn, so the rate was not tuned "
+            f"(marked {UNTUNED}): {which}."
+        )
 
 
 def place_of(board: Board, name: str) -> str:
@@ -152,20 +169,20 @@ def what_is_left(board: Board, name: str | None) -> str:
         for count, one in needed
         if count <= MOST_SEEDS
     ]
-    beyond = plural(len(open_) - len(said), "comparison")
+    out_of_reach = plural(len(open_) - len(said), "comparison")
     if not said:
-        return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {beyond}; call them equal."
+        return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {out_of_reach}; call them equal."
     more = f", and more for {plural(len(said) - NAMED, 'other comparison')}" if len(said) > NAMED else ""
-    end = f"; {beyond} would need more than {MOST_SEEDS}" if len(open_) > len(said) else ""
+    end = f"; {out_of_reach} would need more than {MOST_SEEDS}" if len(open_) > len(said) else ""
     return f"To decide the rest, instead of {seeds} seeds per cell: about {listed(said[:NAMED])}{more}{end}."
 
 
 def verdict_of(one: Contrast) -> tuple[str, str]:
     """What the test of a factor on a task says about recall: one of VERBS, and the numbers behind it."""
-    (low, high), difference = one.effect.interval(), one.effect.difference
+    (low, high), difference = one.interval, one.effect.difference
     if one.is_decided:
         return VERBS[difference < 0], f"{difference:+z.2f}{', small' if abs(difference) < MARGIN else ''}"
-    span = "" if isnan(low) else f", 95 % interval {low:+z.2f} to {high:+z.2f}"
+    span = "" if not isfinite(high - low) else f", 95 % interval {low:+z.2f} to {high:+z.2f}"
     return VERBS[2 if low > -MARGIN and high < MARGIN else 3], f"{difference:+z.2f}{span}"
 
 

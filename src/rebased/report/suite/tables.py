@@ -1,13 +1,17 @@
 """The tables of a suite: recall per mixer and task, effects of factors, and rows for CSV files."""
 
+from collections.abc import Mapping, Sequence
 from itertools import product
-from math import isnan
+from math import isfinite, isnan
+from statistics import median
 
 from rebased.analysis.paired import equals
 from rebased.analysis.ranking import Contrast
 from rebased.config import plural
 from rebased.report.suite.board import Board, Outcome, SuiteCell
 from rebased.report.tables import NONE, Number, Table, number
+
+UNTUNED = "†"  # marks a cell whose rate was not tuned
 
 
 def effect_table(board: Board) -> Table:
@@ -23,8 +27,8 @@ def effect_table(board: Board) -> Table:
 
 def effect_of(one: Contrast) -> Number:
     """The difference that a factor makes, with its interval and p."""
-    (low, high), difference = one.effect.interval(), one.effect.difference
-    span = "" if isnan(low) else f" ({low:+z.2f} to {high:+z.2f})"
+    (low, high), difference = one.interval, one.effect.difference
+    span = f" ({low:+z.2f} to {high:+z.2f})" if isfinite(high - low) else ""
     p = f"p {equals(one.p)}".replace(" ", "\u00a0")  # on one line, perhaps below the interval
     said = f"{difference:+z.2f}{span}".replace(" ", "\u00a0")
     return Number(said if isnan(one.p) else f"{said}, {p}", difference, {"low": low, "high": high, "p": one.p})
@@ -48,15 +52,10 @@ def recall_table(board: Board, budget: int | None) -> Table:
                 *(recall_of(cell) if cell else NONE for cell in found),
                 f"{sum(began):.0f} of {len(began)}",
                 NONE if some.layer_bytes is None else f"{some.layer_bytes:,}",
-                f"{some.parameters:,} ({percent(board.parameter_ratio(some))})",
+                f"{some.parameters:,} ({round(100 * board.parameter_ratio(some) - 100):+d} %)",
             )
         )
     return Table(("mixer", "place", *tasks, "began to learn", "bytes", "parameters (to the median)"), rows)
-
-
-def percent(ratio: float) -> str:
-    """A ratio as a difference: "+12 %"."""
-    return f"{round(100 * ratio - 100):+d} %"
 
 
 def recall_of(cell: SuiteCell) -> Number:
@@ -65,12 +64,15 @@ def recall_of(cell: SuiteCell) -> Number:
     span = "" if isnan(low) else f" ({low:.2f} to {high:.2f})"
     few = "" if cell.is_complete else f", {plural(len(cell.scored), 'seed')}"
     parts = {"low": low, "high": high, "seeds": len(cell.scored)}
-    return Number(f"{cell.mean:.2f}{span}{few}", cell.mean, parts, anchor=cell.anchor)
+    mark = f" {UNTUNED}" if cell.is_untuned else ""
+    return Number(f"{cell.mean:.2f}{span}{few}{mark}", cell.mean, parts, anchor=cell.anchor)
 
 
-def cell_table(board: Board) -> Table:
-    """One row per cell, for a CSV file."""
+def cell_table(board: Board, speeds: Mapping[str, Sequence[float]]) -> Table:
+    """One row per cell, for a CSV file. `speeds` are as in `suite_page`."""
     head = ("mixer", "task", "state_bytes", "layer_bytes", "place", "rate", "seeds", "recall", "low", "high", "began")
+    more = ("choosing runs that began", "ms per 1000 tokens")
+    milliseconds = {mixer: number(median(found)) for mixer, found in speeds.items()}
     rows = [
         (
             cell.mixer,
@@ -83,11 +85,13 @@ def cell_table(board: Board) -> Table:
             number(cell.mean),
             *(number(end) for end in cell.interval),
             f"{sum(cell.values('began')):.0f}",
+            str(cell.began_to_choose),
+            milliseconds.get(cell.mixer, NONE),
         )
         for cell in board.cells
         if cell.scored
     ]
-    return Table(head, rows)
+    return Table((*head, *more), rows)
 
 
 def run_table(board: Board) -> Table:

@@ -1,1 +1,1 @@
-"""Runs on synthetic tasks: results and statistics of any number of runs, beside the paper's values."""
+"""Runs on synthetic tasks: results and statistics of any number of runs, beside reference values."""

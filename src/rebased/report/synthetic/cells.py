@@ -15,8 +15,8 @@ from rebased.runs.run_names import MODEL_ORDER, ModelName, model_names, task_nam
 
 SliceKind = Literal["by_pairs", "by_length", "slices"]
 COUNTED = ("done", "diverged")
-"""Runs that are results. A diverged run counts with the best accuracy it had reached, or 0, because the paper reports
-the maximum over epochs. A run that is unfinished or failed is no result."""
+"""Runs that are results. A diverged run counts with the best accuracy it had reached, or 0, because the best
+epoch counts. A run that is unfinished or failed is no result."""
 
 LEARNED = 0.05
 """How far above guessing a run must be to have learned something."""

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import nan
 from statistics import fmean
 from typing import NamedTuple
 
 from rebased.analysis.paired import compare_all
 from rebased.config import did_you_mean
 from rebased.report.comparisons import Contrast
-from rebased.report.synthetic.cells import Cell, Results
+from rebased.report.synthetic.cells import Cell, Results, has_learned
 from rebased.runs.run_names import ModelName
 
 
@@ -65,7 +66,7 @@ def compare_models(results: Results, reference: str | None = None) -> list[Famil
 
 
 def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
-    about, pairs, selected, runs = [], [], [], []
+    about, pairs, selected, runs, learned = [], [], [], [], []
     for group in groups:
         held_out = all(cell.held_out for pair in group for cell in pair)
         mine, others = zip(*group, strict=True)
@@ -79,10 +80,17 @@ def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
                 (mean_by_seed(mine, held_out, selected=True), mean_by_seed(others, held_out, selected=True))
             )
             runs.append(trained)
-    return [
-        Contrast(*what, found._replace(unpaired=sum(run.seed not in found.seeds for run in some)), leaky.t_holm)
-        for what, some, found, leaky in zip(about, runs, compare_all(pairs), compare_all(selected), strict=True)
-    ]
+            sides = ([run for cell in side for run in cell.all_runs] for side in (mine, others))
+            learned.append(all(any(map(has_learned, side)) for side in sides))
+    contrasts = []
+    for what, some, found, leaky, both in zip(
+        about, runs, compare_all(pairs), compare_all(selected), learned, strict=True
+    ):
+        found = found._replace(unpaired=sum(run.seed not in found.seeds for run in some))
+        if not both:
+            found = found._replace(t_p=nan, t_holm=nan, wilcoxon_p=nan, wilcoxon_holm=nan)
+        contrasts.append(Contrast(*what, found, leaky.t_holm if both else nan, both))
+    return contrasts
 
 
 def mean_by_seed(cells: Sequence[Cell], held_out: bool, selected: bool = False) -> Mapping[int, float]:

@@ -102,8 +102,6 @@ def warn_about_short_training(runs: Sequence[tuple[str, Run]]) -> str | None:
     by_model = [f"{model} {short[model]} of {n}" for model, n in trained.items() if short[model]]
     return (
         f"Perhaps trained too short: {short.total()} of {plural(len(runs), 'run')}. "
-        f"{sum(improving for _, improving, _ in signs)} still improved at the end (by more than {RISE:g} in the last "
-        f"quarter of the epochs), {sum(late for *_, late in signs)} left the plateau late (halfway to their best "
-        "accuracy in the second half). More epochs (train.epochs) may change the order of the models. By model: "
-        f"{', '.join(by_model)}."
+        f"{sum(improving for _, improving, _ in signs)} still improved at the end, {sum(late for *_, late in signs)} "
+        f"left the plateau late: {', '.join(by_model)}."
     )

@@ -1,4 +1,4 @@
-"""The figures of a report on synthetic tasks: accuracy by width, state, budget, epoch, slice and number of heads."""
+"""The figures of a report on synthetic tasks: accuracy by width, state, budget, epoch and slice."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,7 +24,6 @@ from rebased.report.drawing import (
     thinned,
 )
 from rebased.report.synthetic.cells import Cell, Results
-from rebased.report.synthetic.heads import HeadsByPlace
 from rebased.report.tables import plus_minus
 
 ACCURACY = (-0.03, 1.03)
@@ -149,29 +148,6 @@ def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) 
     panels = {where: partial(draw, cells) for where, cells in several.items()}
     name, title = kind.replace("_", "-"), f"Accuracy {kind.replace('_', ' ')}"
     return draw_panels(panels, name, title, columns(results, panels))
-
-
-def accuracy_by_heads(places: HeadsByPlace) -> Panels:
-    """One panel per task and width, one line per model. Dotted: the reference value of any number of heads."""
-    kinds = list(dict.fromkeys(cell.model.kind for cells in places.values() for _, cell in cells))
-    styles = named_looks(kinds)
-
-    def draw(cells: Sequence[tuple[int, Cell]], axes: Axes) -> None:
-        aside = dodge([heads for heads, _ in cells], kinds)
-        for kind, line in grouped(cells, lambda pair: pair[1].model.kind).items():
-            counts, colour = [heads * aside[kind] for heads, _ in line], styles[kind]["color"]
-            texts = [f"{kind}, heads {heads}: {in_short(cell)}" for heads, cell in line]
-            means = [cell.test.mean for _, cell in line]
-            draw_line(axes, counts, means, texts, **styles[kind], marker="o", label=kind)
-            bars(axes, counts, [cell for _, cell in line], colour)
-            if value := line[0][1].reference_value:
-                axes.axhline(value.mean, color=colour, lw=1, ls=":")
-        draw_chance(axes, cells[0][1].any_run.chance)
-        powers_of_two(axes, [heads for heads, _ in cells])
-        axes.set(xlabel="heads", ylabel="test accuracy", ylim=ACCURACY)
-
-    panels = {where: partial(draw, cells) for where, cells in places.items()}
-    return draw_panels(panels, "by-heads", "Test accuracy by heads")
 
 
 def columns(results: Results, panels: Mapping[str, Draw]) -> int | None:

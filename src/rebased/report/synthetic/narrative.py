@@ -7,11 +7,10 @@ from statistics import fmean
 
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import grouped, plural
-from rebased.report.comparisons import notes_on_tests
-from rebased.report.prose import warn_about_code, warn_about_open_runs
+from rebased.report.comparisons import difference_of
+from rebased.report.prose import describe_given_up, warn_about_code, warn_about_diverged, warn_about_open_runs
 from rebased.report.reference_values import MARGIN, agreement
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned, order_of
-from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import (
     Confounds,
@@ -19,12 +18,11 @@ from rebased.report.synthetic.confounds import (
     training_confounds,
     warn_about_short_training,
 )
-from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
 UNTESTED = "one seed, or no spread between seeds"
-NAMED = 8  # models that a sentence names; the tables have all
+NAMED, FEW = 8, 3  # models that a ranking and a verdict name; the tables have all
 
 
 def lead(runs: Sequence[Run], results: Results) -> str:
@@ -41,8 +39,7 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
         yield short
     for task in results.tasks:
         yield ranking(results, task) if results.learned(task) else nobody_learned(results, task)
-    for family in families:
-        yield verdict(family)
+    yield from map(verdict, families[:1])  # all of them stand above their tables
     if not families and len(results.models) > 1 and any(map(results.learned, results.tasks)):
         yield (
             "Nothing is compared: no two models have runs on the same task with the same width and seed. Train them "
@@ -56,12 +53,10 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
         left = len(known) - len(compared)
         limits = dict.fromkeys(cell.reference.limit for cell, _ in known if cell.reference.limit)
         others = f", not counting {left} with {' or '.join(limits)}" if left else ""
-        apart = any(cell.reference.differences for cell, _ in compared)
-        settings = f" Settings differ from the {name}'s; see the notes beside its values." if apart else ""
         yield (
             f"The {name} has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}{others}: "
             f"{outcomes['agrees']} agree within {MARGIN:g} by two one-sided tests, {outcomes['differs']} differ, "
-            f"{outcomes['too wide to tell']} are too wide to tell.{settings}"
+            f"{outcomes['too wide to tell']} are too wide to tell."
         )
 
 
@@ -119,32 +114,26 @@ def some_did_not_learn(results: Results) -> str:
 
 def verdict(family: Family) -> str:
     """How many comparisons of a family the reference wins, loses, or leaves undecided."""
-    found = [contrast.found for contrast in family.contrasts]
-    clear = [one.difference.mean for one in found if one.t_holm < SIGNIFICANT]
-    ahead, behind = sum(mean > 0 for mean in clear), sum(mean < 0 for mean in clear)
-    untested = sum(isnan(one.t_holm) for one in found)
+    found = family.contrasts
+    ahead, behind = (sum(one.favours == sign for one in found) for sign in (1, -1))
+    dead = sum(not one.learned for one in found)
+    untested = sum(one.learned and isnan(one.found.t_holm) for one in found)
     if untested == len(found):
         return f"{family.title}: {plural(untested, 'comparison')}, none of them tested ({UNTESTED})."
     none = f", {untested} not tested ({UNTESTED})" if untested else ""
+    none += f", {dead} with a model that never learned" if dead else ""
     return (
-        f"{family.title}: {family.reference} is better in {ahead} and worse in {behind} of "
-        f"{plural(len(found), 'comparison')}, {len(found) - ahead - behind - untested} undecided{none}. "
-        f"{decided(family)}Measured {splits_of(family)}; paired t test, Holm p < {SIGNIFICANT:g}."
+        f"{family.title}: {family.reference} is better in {ahead}{named(family, 1)} and worse in {behind}"
+        f"{named(family, -1)} of {plural(len(found), 'comparison')}, "
+        f"{len(found) - ahead - behind - untested - dead} undecided{none}. Measured {splits_of(family)}; paired t "
+        f"test, Holm p < {SIGNIFICANT:g}."
     )
 
 
-def decided(family: Family) -> str:
-    """The decided comparisons of a family, those with the smallest p first; empty if there is none."""
-    clear = [contrast for contrast in family.contrasts if contrast.found.t_holm < SIGNIFICANT]
-    clear.sort(key=lambda contrast: contrast.found.t_holm)
-    several = len({contrast.task for contrast in family.contrasts}) > 1
-    listed = [
-        f"{difference_of(one.reference, one.other)} {one.found.difference.mean:+.3f} "
-        f"({f'{one.task}, ' if several else ''}{one.at}, p {equals(one.found.t_holm)})"
-        for one in clear[:NAMED]
-    ]
-    more = f" and {len(clear) - NAMED} more" if len(clear) > NAMED else ""
-    return f"Decided: {'; '.join(listed)}{more}. " if listed else ""
+def named(family: Family, sign: int) -> str:
+    """The models over which the reference wins, or to which it loses, if they are few: " (RWKV, Based)"."""
+    others = list(dict.fromkeys(one.other for one in family.contrasts if one.favours == sign))
+    return f" ({', '.join(others)})" if 0 < len(others) <= FEW else ""
 
 
 def splits_of(family: Family) -> str:
@@ -156,8 +145,7 @@ def splits_of(family: Family) -> str:
 
 
 def notes_on_table(family: Family) -> Iterator[str]:
-    """How to read the table of comparisons."""
-    yield from notes_on_tests(family.contrasts)
+    """What the table of comparisons owes to the choice of rates and epochs."""
     changed = [
         f"{difference_of(contrast.reference, contrast.other)} ({contrast.at}) {equals(contrast.selected_p)} there"
         for contrast in family.contrasts
@@ -165,13 +153,13 @@ def notes_on_table(family: Family) -> Iterator[str]:
     ]
     changes = f"That changes an answer: Holm p of {'; '.join(changed)}." if changed else "That changes no answer."
     yield (
-        "The rate of a seed is the one that is best on the other seeds, so that no seed has a say in its own rate. The "
-        f"tables of accuracies have the rate that is best over all seeds, as in the paper. {changes}"
+        "Each seed's rate is chosen on the other seeds only. The tables of accuracies have the rate that is best over "
+        f"all seeds. {changes}"
     )
     if any(contrast.split == "test" for contrast in family.contrasts):
         yield (
-            "The epoch was chosen on the test split itself, as in the paper, so these accuracies are selected for "
-            "being high. Runs with task.held_out are compared on the held-out split instead."
+            "The epoch was chosen on the test split itself, so these accuracies are selected for being high. Runs with "
+            "task.held_out are compared on the held-out split instead."
         )
 
 
@@ -186,16 +174,19 @@ def without_state(results: Results) -> str:
     )
 
 
-def reference_note(results: Results, task: str) -> str:
-    """Where the reference values of a task are from, and in which settings the runs differ; "" without values."""
-    cells = [cell.reference for cell in results.of_task(task) if cell.reference_value]
-    if not cells:
-        return ""
-    name = results.known.name
-    differ = list(dict.fromkeys(text for cell in cells for text in cell.differences))
-    how = f"These runs differ from the {name}'s: {'; '.join(differ)}." if differ else f"Settings are the {name}'s."
-    sources = " and ".join(dict.fromkeys(cell.source for cell in cells))
-    return f"The {name}'s values are from {sources}. {how}"
+def reference_notes(results: Results) -> list[str]:
+    """Where the reference values of each task are from, and in which settings its runs differ; once if it is the same
+    for several tasks."""
+    notes = []
+    for task in results.tasks:
+        if cells := [cell.reference for cell in results.of_task(task) if cell.reference_value]:
+            name = results.known.name
+            differ = list(dict.fromkeys(text for cell in cells for text in cell.differences))
+            apart = f"These runs differ from the {name}'s: {'; '.join(differ)}."
+            how = apart if differ else f"Settings are the {name}'s."
+            sources = " and ".join(dict.fromkeys(cell.source for cell in cells))
+            notes.append(f"The {name}'s values are from {sources}. {how}")
+    return list(dict.fromkeys(notes))
 
 
 def list_values(confounds: Confounds) -> str:
@@ -228,7 +219,7 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
     yield from warn_about_open_runs([run for run in found.runs if run.status not in COUNTED], found)
     yield from warn_about_diverged(found.runs)
     yield from describe_given_up(found.runs)
-    if uneven := sum(rule_of(cell) == UNEVEN for cell in results.cells):
+    if uneven := sum(bool(cell.choice.left_out) and not cell.choice.staged for cell in results.cells):
         yield f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others. They could not be chosen."
     if single := sum(cell.test.n == 1 for cell in results.cells):
         yield f"{plural(single, 'cell')} of {len(results.cells)} with one seed only: no spread, no test."

@@ -96,7 +96,7 @@ def curves(cell: Cell) -> dict[str, list[Curve]]:
 
 
 def last_layer(line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By parameter, what the line of an epoch says of the last layer that has gamma and beta; empty if none has."""
+    """Statistics of gamma and beta in the last layer that has them, by parameter; empty if none."""
     layers = line.get("norms") or {}
     return layers[max(layers, key=int)] if layers else {}
 

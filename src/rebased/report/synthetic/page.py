@@ -7,15 +7,14 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
-from rebased.config import plural
-from rebased.report.comparisons import as_record
-from rebased.report.drawing import Panels
+from rebased.config import grouped, plural
+from rebased.report.comparisons import HOW_TO_READ, as_record, effects_panel, notes_on_tests
+from rebased.report.drawing import Draw, Panels
 from rebased.report.page import Section, details, figure, finite, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
-from rebased.report.synthetic import choices, figures, narrative, norms, tables
+from rebased.report.synthetic import figures, narrative, norms, tables
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
-from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -27,21 +26,21 @@ BUDGET = (
     "user who can afford only n tries may expect. Each learning rate counts with its mean over seeds."
 )
 RESULTS = (
-    "The learning rate is the one with the best mean over seeds on the test split. test: the accuracy of the best "
-    "epoch on the test split, as in the paper. held out: the accuracy of the same epoch on the held-out split, on "
-    "which nothing was chosen."
+    "lr: the learning rate with the best mean on the test split, of these rates and over these seeds. In a search in "
+    "stages these are the first seeds. Rates with fewer seeds are left out. test: the accuracy of the best "
+    "epoch on the test split. held out: the accuracy of the same epoch on the held-out split, on which nothing was "
+    "chosen."
 )
 CAPTIONS = {
-    "by-width": "Mean over seeds at the chosen learning rate; bars are the sample standard deviation, as in the "
-    "paper's Figures 1, 3 and 7. Points of one width are shifted sideways a little, to show all of them.",
-    "budget": "Drawn with replacement; probably the estimator of the paper's Figure 4.",
+    "by-width": "Mean over seeds at the chosen learning rate; bars are the sample standard deviation. Points of one "
+    "width are shifted sideways a little, to show all of them.",
+    "budget": "Drawn with replacement.",
     "by-state": "State: the bytes that a model keeps per sequence to generate the next token, in fp32, after the "
     "task's longest sequence. One point per width.",
     "curves": "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best seed. "
     "A run stops when it has solved the task.",
     "by-pairs": SLICED,
     "by-length": SLICED,
-    "by-heads": "Dotted: the {}'s value. Points of one number of heads are shifted sideways a little.",
 }
 """Of the figures, by name."""
 
@@ -60,11 +59,20 @@ class SyntheticReport:
         self.families = compare_models(self.results, reference if reference in self.references else None)
         self.warnings = list(narrative.warnings(found, self.results))
         self.summary = list(narrative.summary(self.results, self.families))
-        self.by_heads = cells_by_heads(self.results)
 
     def data(self) -> dict[str, Any]:
         """Configs, runs, results and comparisons, to be embedded in the page as JSON."""
         return page_data(self.runs, self.results, self.families)
+
+    def effects(self) -> dict[str, Draw]:
+        """By heading, panels of the differences: over all widths together if there are several, else at each."""
+        contrasts = self.families[0].contrasts if self.families else []
+        found = {}
+        for task, some in grouped(contrasts, lambda one: one.task).items():
+            widths = {one.at for one in some}
+            if panel := effects_panel(some, "difference in accuracy"):
+                found[", ".join((task, *widths)) if len(widths) == 1 else task] = panel
+        return found
 
     @cached_property
     def tables(self) -> dict[str, Table]:
@@ -81,8 +89,6 @@ class SyntheticReport:
         for kind in SLICES:
             if any(len(cell.slices(kind)) > 1 for cell in results.cells):
                 named[kind] = tables.slice_table(results, kind)
-        if self.by_heads:
-            named["heads"] = tables.heads_table(self.by_heads)
         return named | {"runs": tables.runs_table(self.runs, results)}
 
     @cached_property
@@ -97,25 +103,22 @@ class SyntheticReport:
         if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
             drawn.append(figures.mean_curves(results))
         drawn += [figures.accuracy_by_slice(results, kind) for kind in figures.SLICES if kind in self.tables]
-        drawn += [figures.accuracy_by_heads(self.by_heads)] if self.by_heads else []
         return {panels.name: panels for panels in drawn}
 
     def sections(self) -> Iterator[Section]:
         """Accuracy by width, comparisons, figures, all results, all runs."""
         results = self.results
-        html = {name: table.to_html() for name, table in self.tables.items()}
-        captions = CAPTIONS | {"by-heads": CAPTIONS["by-heads"].format(results.known.name)}
-        drawn = {name: figure(panels, captions[name]) for name, panels in self.figures.items()}
+        html = {name: table.folded() for name, table in self.tables.items()}
+        drawn = {name: figure(panels, CAPTIONS[name]) for name, panels in self.figures.items()}
         by_task = (
-            f"<h3>{escape(task)}</h3>"
-            + html[f"by_width_{file_name(task)}"]
-            + paragraphs(narrative.reference_note(results, task))
-            for task in results.tasks
+            f"<h3>{escape(task)}</h3>" + self.tables[f"by_width_{file_name(task)}"].to_html() for task in results.tasks
         )
-        yield Section("Accuracy by width", drawn.get("by-width", "") + "".join(by_task))
+        sources = paragraphs(*narrative.reference_notes(results))
+        yield Section("Accuracy by width", drawn.get("by-width", "") + "".join(by_task) + sources)
         for family in self.families:
             table, notes = html[f"compared_{file_name(family.title).lower()}"], narrative.notes_on_table(family)
-            body = paragraphs(narrative.verdict(family)) + table + paragraphs(*notes)
+            how = details(HOW_TO_READ, paragraphs(*notes_on_tests(family.contrasts)))
+            body = paragraphs(narrative.verdict(family)) + table + paragraphs(*notes) + how
             yield Section(f"Paired comparisons: {family.title.lower()}", body)
         if "budget" in drawn:
             numbers = details("Show the numbers, with and without replacement", html["budgets"])
@@ -134,13 +137,8 @@ class SyntheticReport:
             elif kind in html:
                 numbers = details("Show the numbers", html[kind])
                 yield Section(f"Accuracy {words}", drawn[kind.replace("_", "-")] + numbers)
-        if self.by_heads:
-            yield Section("Accuracy by number of heads", drawn["by-heads"] + html["heads"])
-        chosen = ""
-        if any(len(cell.runs) > 1 for cell in results.cells):
-            table = details("Show how each rate was chosen", choices.choice_table(results).to_html())
-            chosen = paragraphs(choices.describe_choices(results)) + table
-        yield Section("All results", paragraphs(RESULTS) + chosen + html["results"])
+        every = details(f"Show {plural(len(results.cells), 'result')}", html["results"])
+        yield Section("All results", paragraphs(RESULTS) + every)
         yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", html["runs"]))
 
 

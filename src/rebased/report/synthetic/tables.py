@@ -1,14 +1,12 @@
 """The tables of a report on synthetic tasks."""
 
-import re
 from collections.abc import Sequence
 from statistics import fmean
 
 from rebased.analysis.selection import expected_validation_performance
 from rebased.config import grouped
-from rebased.report.comparisons import BRIEF, PAIRS, TESTS, Contrast, pair_cells, result_cells
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, Contrast, difference_of, pair_cells, result_cells
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
-from rebased.report.synthetic.heads import HeadsByPlace
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names
@@ -39,13 +37,13 @@ def results_table(results: Results) -> Table:
     """One row per cell: the chosen learning rate, test and held-out accuracy, and the reference value."""
     named = (results.known.name,) if results.known.name else ()
     head = (
-        *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
+        *("model", "task", "D", "lr", "of rates", "chosen on seeds", "seeds", "test", "sd", "95% from", "to"),
         *("held out", "held out sd", "diverged", "parameters", "state bytes", *named),
     )
     brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", *named)
     rows = [
         (
-            *(*place_of(cell), number(cell.choice.lr, "g"), number(len(cell.runs), "d"), number(cell.test.n, "d")),
+            *(*place_of(cell), number(cell.choice.lr, "g"), *compared(cell), number(cell.test.n, "d")),
             *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
             *(number(getattr(cell.held_out, name, None)) for name in ("mean", "sd")),
             number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
@@ -54,15 +52,16 @@ def results_table(results: Results) -> Table:
         )
         for cell in results.cells
     ]
-    return task_last(Table(head, rows, brief))
+    return Table(head, rows, brief)
 
 
-def task_last(table: Table) -> Table:
-    """Move the second column, the task, to the end if all rows have the same task; a brief table then leaves it out."""
-    if len({row[1] for row in table.rows}) > 1:
-        return table
-    head, *rows = ((line[0], *line[2:], line[1]) for line in (table.head, *table.rows))
-    return Table(head, rows, tuple(name for name in table.brief or head if name != "task"))
+def compared(cell: Cell) -> tuple[str, str]:
+    """The learning rates that the chosen one was compared with, and the seeds: "42, 43", or "42 to 51" if many follow
+    one another."""
+    rates = sorted(cell.runs if cell.choice.staged else set(cell.runs) - set(cell.choice.left_out))
+    seeds = sorted(cell.choice.staged or cell.chosen)
+    whole = len(seeds) > 3 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return ", ".join(f"{lr:g}" for lr in rates), f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
 
 
 def place_of(cell: Cell) -> tuple[str, str, str]:
@@ -113,13 +112,7 @@ def comparison_table(contrasts: Sequence[Contrast]) -> Table:
         )
         for one in contrasts
     ]
-    return task_last(Table((*place, *TESTS, "split", *PAIRS), rows, (*place, *BRIEF)))
-
-
-def difference_of(one: str, other: str) -> str:
-    """Settings that both names state are written once: 'ReBased − Based (n_heads 2)'."""
-    apart = re.search(r" \([^()]*\)$", one)
-    return f"{one.removesuffix(apart[0]) if apart and other.endswith(apart[0]) else one} − {other}"
+    return Table((*place, *TESTS, "split", *PAIRS), rows, (*place, *BRIEF))
 
 
 def budget_table(results: Results) -> Table:
@@ -131,7 +124,7 @@ def budget_table(results: Results) -> Table:
         again, anew = (expected_validation_performance(cell.lr_means, replacement) for replacement in (True, False))
         empty = [NONE] * (most - len(again))
         rows.append((*place_of(cell), *map(number, again), *empty, *map(number, anew), *empty))
-    return task_last(Table(("model", "task", "D", *budgets), rows))
+    return Table(("model", "task", "D", *budgets), rows)
 
 
 def not_learned_table(results: Results) -> Table:
@@ -142,7 +135,7 @@ def not_learned_table(results: Results) -> Table:
     for cell in cells:
         counts = (not_learned(list(cell.runs[lr].values())) if lr in cell.runs else NONE for lr in rates)
         rows.append((*place_of(cell), *counts, not_learned(cell.all_runs)))
-    return task_last(Table(("model", "task", "D", *(f"lr {lr:g}" for lr in rates), "all"), rows))
+    return Table(("model", "task", "D", *(f"lr {lr:g}" for lr in rates), "all"), rows)
 
 
 def not_learned(runs: Sequence[Run]) -> str:
@@ -159,16 +152,4 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
     words = {"by_pairs": "{} pairs", "by_length": "T = {}", "slices": "{}"}
     heads = [words[kind].format(part) for part in parts]
     rows = [(*place_of(cell), *(number(cell.slices(kind).get(part)) for part in parts)) for cell in cells]
-    return task_last(Table(("model", "task", "D", *heads), rows))
-
-
-def heads_table(places: HeadsByPlace) -> Table:
-    """One row per model and number of heads, with the reference value."""
-    name = next(cell.known.name for cells in places.values() for _, cell in cells)
-    rows = []
-    for heads, cell in (pair for cells in places.values() for pair in cells):
-        value = cell.reference_value
-        theirs = (reference_cell(cell), number(abs(cell.test.mean - value.mean) if value else None)) if name else ()
-        place = (cell.model.kind, cell.task, number(cell.d_model, "d"), number(heads, "d"))
-        rows.append((*place, plus_minus(cell.test), *theirs))
-    return task_last(Table(("model", "task", "D", "heads", "test", *((name, "distance") if name else ())), rows))
+    return Table(("model", "task", "D", *heads), rows)
