@@ -1,6 +1,5 @@
 """Probes of synthetic tasks and of text, against loops over single questions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,14 @@ from rebased.data.windows import Windows
 from rebased.evaluate.attention_layers import MOST_CELLS, captured_inputs, sequences_at_once
 from rebased.evaluate.probe import probe_task
 from rebased.evaluate.probe_text import probe_text
-from rebased.mixers import contract, register_mixer
+from rebased.mixers import register_mixer
 from rebased.models import LanguageModel, LMConfig
 from rebased.tasks import IGNORE, MQAR, Copying, Examples, ForgettingMQAR
 
 
 @pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
+def _seed() -> None:
     torch.manual_seed(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
-        yield
 
 
 def build(*mixers: Any, vocab_size: int = 32, max_len: int = 32) -> LanguageModel:
