@@ -10,9 +10,10 @@ from starlette.requests import ClientDisconnect
 from rebased.serve.errors import ApiError
 
 Body = TypeVar("Body", bound=BaseModel)
+BODY_SECONDS = 30.0  # in which a body must arrive, unless told otherwise
 
 
-async def read_body(request: Request, schema: type[Body], limit: int, seconds: float) -> Body:
+async def read_body(request: Request, schema: type[Body], limit: int, seconds: float = BODY_SECONDS) -> Body:
     """Return the body of a request, checked. Raises ApiError if it has more bytes than `limit`, does not arrive within
     `seconds`, or is wrong."""
     # Without the header too: a page of another site may send a body of no type, or of some others, without being asked.

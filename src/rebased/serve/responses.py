@@ -35,12 +35,7 @@ class Stream(Response):
     """
 
     def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        on_end: Callable[[], None],
-        *,
-        send_seconds: float,
-        ping_seconds: float,
+        self, events: AsyncIterator[bytes], on_end: Callable[[], None], send_seconds: float, ping_seconds: float
     ) -> None:
         super().__init__()
         self._events, self._on_end = events, on_end

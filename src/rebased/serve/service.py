@@ -18,7 +18,7 @@ from rebased.models import GenerateOptions
 from rebased.models.generation import TooLong, read_prompts
 from rebased.models.job import Event, Job, Made, PromptRead, Scored
 from rebased.serve.answers import END, Answer, TokenNames
-from rebased.serve.bodies import Body, read_body
+from rebased.serve.bodies import BODY_SECONDS, Body, read_body
 from rebased.serve.client import Closed, EngineClient, Full
 from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
@@ -38,7 +38,7 @@ class Limits:
     seconds: float = 300.0
     choices: int = 128  # prompts times n
     body_bytes: int = 4 * 2**20
-    body_seconds: float = 30.0  # in which a body must arrive
+    body_seconds: float = BODY_SECONDS
     send_seconds: float = 30.0  # in which a client must take a chunk of a stream
     ping_seconds: float = 15.0  # after which a stream without news sends a comment
 
@@ -211,12 +211,8 @@ class Service:
         except Closed:
             raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down") from None
         if body.stream:
-            return Stream(
-                self._stream(job, answer, events, body.with_usage),
-                on_end=lambda: self.engine.cancel(job),
-                send_seconds=self.limits.send_seconds,
-                ping_seconds=self.limits.ping_seconds,
-            )
+            stream, limits = self._stream(job, answer, events, body.with_usage), self.limits
+            return Stream(stream, lambda: self.engine.cancel(job), limits.send_seconds, limits.ping_seconds)
         return await self._whole(request, job, answer, events)
 
     async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:

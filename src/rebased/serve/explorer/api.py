@@ -11,15 +11,7 @@ from pydantic import BaseModel
 
 from rebased.serve.bodies import read_body
 from rebased.serve.errors import ApiError, add_error_handlers
-from rebased.serve.explorer.schema import (
-    BODY_BYTES,
-    BODY_SECONDS,
-    AttentionBody,
-    CurveBody,
-    RecallBody,
-    SequenceBody,
-    TextBody,
-)
+from rebased.serve.explorer.schema import BODY_BYTES, AttentionBody, CurveBody, RecallBody, SequenceBody, TextBody
 from rebased.serve.explorer.workbench import Workbench
 from rebased.serve.hosts import AllowedHosts, allowed_names
 
@@ -62,7 +54,7 @@ def build_explorer(workbench: Workbench, hosts: frozenset[str] | None = None) ->
 
     def answer(path: str, schema: type[Body], compute: Callable[[Body], Any]) -> None:
         async def handle(request: Request) -> Any:
-            body = await read_body(request, schema, BODY_BYTES, BODY_SECONDS)
+            body = await read_body(request, schema, BODY_BYTES)
             return await turns.run(lambda: compute(body))
 
         app.post(path)(handle)

@@ -9,7 +9,6 @@ MAX_TOKENS = 256
 MAX_PAIRS = MAX_TOKENS // 4
 MAX_CHARACTERS = 20_000
 BODY_BYTES = 2**17
-BODY_SECONDS = 30.0  # in which a body must arrive
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKENS)]
