@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from mixer_option import MIXER, find_mixer
+from registers import registers_kept
 from task_option import TASK, find_task
 
 TORCH_ALONE = find_spec("pydantic") is None
@@ -196,13 +197,8 @@ def _as_before(request: pytest.FixtureRequest) -> Iterator[None]:
     - oneDNN is on again: on CPUs without bf16 a bf16 product turns it off, which changes the bits of later tests.
     - Memory that torch keeps of a GPU is given back: one test takes more than 100 GB, which other processes need.
     """
-    names = ("rebased.mixers.contract", "rebased.tasks.contract")
-    registers = [(module, module._REGISTER) for name in names if (module := sys.modules.get(name))]
-    for module, register in registers:
-        module._REGISTER = dict(register)
-    yield
-    for module, register in registers:
-        module._REGISTER = register
+    with registers_kept():
+        yield
     if torch := sys.modules.get("torch"):
         torch.backends.mkldnn.enabled = True
         on_gpu = request.node.get_closest_marker("gpu") and torch.cuda.is_available()

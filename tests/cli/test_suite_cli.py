@@ -14,7 +14,6 @@ import yaml
 
 from command_line import rebased
 from fake_suite import TREE, small_suite, suite_runs
-from rebased.mixers import contract
 from rebased.runs.collect import collect, write_bundle
 
 suite = partial(rebased, "suite")
@@ -49,7 +48,6 @@ class Own(nn.Module):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))  # what own.py registers is for a test alone
     Path("own.py").write_text(OWN)
     ahead = OWN.replace("suite_cli_own", "suite_cli_ahead").replace("class Own", "class Ahead")
     Path("ahead.py").write_text(ahead.replace("self.down(x).cumsum(1))", "self.down(x).flip(1).cumsum(1))"))

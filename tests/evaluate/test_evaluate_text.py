@@ -9,7 +9,6 @@ import torch
 
 from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores
 from rebased.data import TextBatch
-from rebased.evaluate import text as module
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.text import evaluate_text, token_losses
 from rebased.models import IGNORE, LanguageModel, LMConfig
@@ -48,21 +47,20 @@ def model() -> LanguageModel:
     return model
 
 
-def test_losses_are_those_of_the_logits(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_those_of_the_logits(model: LanguageModel) -> None:
     tokens, labels, _ = Windows(3).batch([0, 1, 2])
     model.eval()
     want = -model(tokens).log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     want[2, -1] = 0
     for logits in (VOCAB, 5 * VOCAB, 2**25):  # one row at a time, five, all
-        monkeypatch.setattr(module, "LOGITS_AT_ONCE", logits)
-        assert_near(token_losses(model, tokens, labels), want, *SUMS)
+        assert_near(token_losses(model, tokens, labels, logits_at_once=logits), want, *SUMS)
 
 
 def test_logits_of_all_tokens_never_stand_in_memory(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 4 * VOCAB)
     most, logits = [], model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: (most.append(hidden.shape[0]), logits(hidden))[1])
-    evaluate_text(model, Windows(3))
+    tokens, labels, _ = Windows(3).batch([0, 1, 2])
+    token_losses(model, tokens, labels, logits_at_once=4 * VOCAB)
     assert max(most) == 4
     assert sum(most) == 3 * LENGTH - 1
 

@@ -1,6 +1,5 @@
 """The checks of the mixer contract have teeth: each wrong mixer fails the check that is meant for its fault."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from rebased.evaluate.checks import CheckResult
 from rebased.evaluate.mixer_checks import CHECKS
 from rebased.evaluate.mixer_contract import run_mixer_contract
-from rebased.mixers import contract, register_mixer
+from rebased.mixers import register_mixer
 
 
 class Good(nn.Module):
@@ -208,13 +207,6 @@ FAULTS: list[tuple[type[Good], str, str]] = [
     (JoinsPrompts, "prompts_are_apart[float64]", "packed prompts against each prompt alone"),
     (Raises, "rows_are_apart", "Sizes of tensors must match"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _clean_register() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
-        yield
 
 
 def test_a_good_mixer_passes_every_check() -> None:

@@ -1,6 +1,5 @@
 """Probes of synthetic tasks and of text, against loops over single questions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,14 @@ from rebased.data.windows import Windows
 from rebased.evaluate.attention_layers import MOST_CELLS, captured_inputs, sequences_at_once
 from rebased.evaluate.probe import probe_task
 from rebased.evaluate.probe_text import probe_text
-from rebased.mixers import contract, register_mixer
+from rebased.mixers import register_mixer
 from rebased.models import LanguageModel, LMConfig
 from rebased.tasks import IGNORE, MQAR, Copying, Examples, ForgettingMQAR
 
 
 @pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
+def _seed() -> None:
     torch.manual_seed(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
-        yield
 
 
 def build(*mixers: Any, vocab_size: int = 32, max_len: int = 32) -> LanguageModel:
@@ -158,12 +154,12 @@ def test_fewer_examples_are_scored_where_they_have_more_pairs(monkeypatch: pytes
     assert part["pairs"] == 3 * 2 * (9 + 11 + 13 + 15)
 
 
-def test_long_sequences_are_measured_and_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebased.evaluate.probe.MOST_DRAWN", 31)
-    task = MQAR(seq_len=16, kv_pairs=4, vocab_size=32)
-    found = probe_task(build("previous_token", SMALL), task, task.build(2, 0))
+def test_long_sequences_are_measured_and_not_drawn() -> None:
+    task = MQAR(seq_len=1028, kv_pairs=257, vocab_size=1200)
+    model = build("previous_token", SMALL, vocab_size=1200, max_len=1028)
+    found = probe_task(model, task, task.build(1, 0))
     assert found["layers"][0]["drawn"] == []
-    assert found["not_drawn"] == "4 questions x 8 positions are too many to draw: at most 31 cells"
+    assert found["not_drawn"] == "257 questions x 514 positions are too many to draw: at most 131,072 cells"
 
 
 def test_rows_without_a_question_count_for_nothing() -> None:

@@ -33,6 +33,8 @@ def live_server(
     limits: Limits | None = None,
     api_key: str | None = None,
     hosts: frozenset[str] | None = None,
+    max_connections: int = 4096,
+    header_seconds: float = 10.0,
     **options: Any,
 ) -> Iterator[Live]:
     """Serve `model` as "tiny" until the block ends."""
@@ -40,7 +42,14 @@ def live_server(
     service = Service("tiny", engine, limits or Limits(), api_key)
     ready = threading.Event()
     app = build_app(service, hosts)
-    server = Server(app, grace_seconds=20, on_ready=ready.set, engine=engine)
+    server = Server(
+        app,
+        grace_seconds=20,
+        on_ready=ready.set,
+        engine=engine,
+        max_connections=max_connections,
+        header_seconds=header_seconds,
+    )
     with open_socket("127.0.0.1", 0) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})

@@ -1,13 +1,11 @@
 """Norms and similarities beyond the paper's: the equation written out in fp64, with gradients, and the contract."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from rebased.evaluate.mixer_checks import CHECKS
-from rebased.mixers import ReBased, contract, register_mixer
+from rebased.mixers import ReBased, register_mixer
 from rebased.models import LMConfig
 from tolerances import FIRST_TOKEN, assert_near, assert_small_error
 
@@ -121,13 +119,6 @@ def test_defaults_keep_their_digests() -> None:
     assert LMConfig(d_model=D, mixers=("short_conv", told | {"norm": "rms"})).digest() != plain.digest()
 
 
-@pytest.fixture
-def _clean_register() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
-        yield
-
-
 ABOUT_THE_KERNEL = (
     *("never_looks_ahead", "every_parameter", "extend_is_forward", "state_has", "shards_are", "documents_are"),
     "attention_map_is_forward",
@@ -144,7 +135,6 @@ class Learned(ReBased):
         super().__init__(d_model, n_heads=2, key_width=4, kernel="learned", norm="rms")
 
 
-@pytest.mark.usefixtures("_clean_register")
 @pytest.mark.parametrize("cls", [Fourth, Learned])
 def test_the_contract_holds(cls: type[ReBased]) -> None:
     cls.added_later = ()

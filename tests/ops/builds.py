@@ -4,6 +4,9 @@ A build takes seconds, and what differs between these is mostly in Triton. Kerne
 more, and their tests say themselves what they are built for.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,3 +17,6 @@ BUILDS = [  # (compute capability, dtype)
         for capability, dtype in ((80, torch.bfloat16), (90, torch.float32), (90, torch.float16))
     ),
 ]
+
+KernelLaunches = Callable[..., list[dict[str, Any]]]
+"""The type of the fixture `kernel_launches`."""

@@ -189,6 +189,25 @@ def _every_call_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def kernel_launches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """To be called with modules: operators then take CPU tensors as a GPU's, and what the kernels of these modules
+    would be launched with is appended to the list that it returns. Nothing runs."""
+    from benchmarks.launches import kernels_of, record_launches
+
+    from rebased.ops import backend
+
+    def record(*modules: Any) -> list[dict[str, Any]]:
+        launches: list[dict[str, Any]] = []
+        for module in modules:
+            for name, kernel in kernels_of(module).items():
+                monkeypatch.setattr(module, name, record_launches(kernel, launches))
+        monkeypatch.setattr(backend, "triton_interpreted", lambda: True)
+        return launches
+
+    return record
+
+
+@pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """Deterministic mode fills whatever torch.empty hands out with NaN: a number no kernel wrote is seen."""
     import torch

@@ -1,13 +1,12 @@
 """The short convolution's kernels: built for GPUs that are not here, held against fp64 on one."""
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
-from benchmarks.launches import record_launches
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from rebased.kernels.machine_code import compile_launch, read_resources
 from rebased.ops import Backend, short_conv, short_conv_extend
 from tolerances import assert_near, in_chunks
@@ -35,14 +34,10 @@ def assert_matches_torch(
 
 @pytest.mark.recorded("convolution", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.convolution import gpu
 
-    launches: list[dict[str, Any]] = []
-    for name in ("forward_kernel", "backward_kernel", "silu_backward_kernel"):
-        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu)
     for T, D in ((1, 64), (64, 24)):  # a length of one is a constant to the compiler
         for activation in (None, "silu"):
             x = torch.randn(2, T, D, dtype=dtype, requires_grad=True)

@@ -1,12 +1,9 @@
 """The kernel of the head's loss: built for GPUs that are not here, and held against fp64 on one."""
 
-from typing import Any
-
 import pytest
 import torch
-from benchmarks.launches import record_launches
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.kernels.machine_code import compile_launch
 from rebased.ops import linear_cross_entropy, use_backend
@@ -16,14 +13,10 @@ from tolerances import assert_near
 
 @pytest.mark.recorded("cross_entropy", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.cross_entropy import gpu
 
-    launches: list[dict[str, Any]] = []
-    kernel = record_launches(gpu.cross_entropy_kernel, launches)
-    monkeypatch.setattr(gpu, "cross_entropy_kernel", kernel)
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu)
     with use_backend("triton"):
         for vocab in (8192, 50304):
             linear_cross_entropy(*case(2, 160, vocab, dtype))
@@ -37,14 +30,10 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
 
 @pytest.mark.recorded("cross_entropy", keep=0)
 @pytest.mark.parametrize(("capability", "width"), [(80, 24), (90, 128)])
-def test_the_kernels_of_a_narrow_head_build(capability: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_the_kernels_of_a_narrow_head_build(capability: int, width: int, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.cross_entropy import narrow_gpu
 
-    launches: list[dict[str, Any]] = []
-    for name in ("rows_kernel", "tokens_kernel"):
-        monkeypatch.setattr(narrow_gpu, name, record_launches(getattr(narrow_gpu, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(narrow_gpu)
     with use_backend("triton"):
         for vocab in (8192, 1001):
             linear_cross_entropy(*case(300, width, vocab, torch.bfloat16))

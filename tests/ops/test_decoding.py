@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.launches import record_launches
+from benchmarks.launches import kernels_of
 
 from ops import decoding_cases as cases
+from ops.builds import KernelLaunches
 from rebased.kernels.machine_code import compile_launch
 from rebased.ops import use_backend
 
@@ -27,21 +28,12 @@ SIZES: list[tuple[str, Any]] = [
     ("capability", "dtype"), [(90, torch.bfloat16), pytest.param(80, torch.float32, marks=pytest.mark.release)]
 )
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # from CPUs without bf16, which then compute anyway
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.decoding.gpu import convolution, linear, polynomial, tokens
 
-    launches: list[dict[str, Any]] = []
-    kernels = {
-        linear: ["linear_kernel", "norm_kernel"],
-        convolution: ["gated_kernel", "gate_kernel"],
-        polynomial: ["poly_kernel"],
-        tokens: ["embed_kernel", "scan_kernel", "gather_kernel", "advance_kernel"],
-    }
-    for module, names in kernels.items():
-        for name in names:
-            monkeypatch.setattr(module, name, record_launches(getattr(module, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    modules = convolution, linear, polynomial, tokens
+    kernels = {name for module in modules for name in kernels_of(module)}
+    launches = kernel_launches(*modules)
     for kind, size in SIZES:
         arguments = () if size is None else (size,)
         with pytest.raises(AssertionError):  # nothing was computed
@@ -50,7 +42,7 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
             one, numbers = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
             seen = torch.zeros(2, 50_304, dtype=torch.bool)
             tokens.advance_(numbers, seen.to(dtype), one, seen[:, 0].clone(), numbers, numbers, numbers, seen)
-    assert {launch["kernel"].__name__ for launch in launches} == {name for names in kernels.values() for name in names}
+    assert {launch["kernel"].__name__ for launch in launches} == kernels
     for launch in launches:
         assert compile_launch(launch, capability).metadata.shared <= SHARED_MEMORY[capability]
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from ops.delta_cases import Inputs, assert_matches, delta_inputs, recall_inputs, step_inputs
 from rebased.kernels.machine_code import compile_launch, read_resources
 from rebased.ops import delta_attention, delta_attention_extend, delta_attention_extend_, use_backend
@@ -16,46 +16,43 @@ from tolerances import assert_small_error
 
 pytest.importorskip("triton")
 
-from kernels.classes import recorded_launches
 from kernels.compile_classes import SHARED_MEMORY
 
 KERNELS = ["prepare", "states", "outputs", "local", "grad_states", "gradients", "decode"]
 
 
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype) -> None:
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches) -> None:
+    from rebased.ops.delta.gpu import decode, operators
+
+    launches = kernel_launches(operators, decode)
     given = delta_inputs(1, 70, 2, 16, 64, 2, dtype=dtype)
     del given["state"]
     step, rule = step_inputs(1, 2, 16, 64, degree=2, gate="head", dtype=dtype)
-    with (
-        recorded_launches(run=False) as found,
-        patch("rebased.ops.backend.triton_interpreted", lambda: True),
-        use_backend("triton"),
-    ):
+    with use_backend("triton"):
         delta_attention(**{name: x.requires_grad_() for name, x in given.items()}, degree=2).sum().backward()
         delta_attention_extend(**step, **rule)
-    assert [launch.kernel.__name__.removesuffix("_kernel") for launch, _ in found] == KERNELS
-    for launch, args in found:
-        options = {name: x for name, x in launch.constants.items() if name.startswith("num_")}
-        values = {name: x for name, x in launch.constants.items() if name not in options}
-        values |= zip(launch.kernel.arg_names, args, strict=False)
-        built = compile_launch({"kernel": launch.kernel, "values": values, "options": options}, capability)
+    assert [launch["kernel"].__name__.removesuffix("_kernel") for launch in launches] == KERNELS
+    for launch in launches:
+        built = compile_launch(launch, capability)
         assert built.metadata.shared <= SHARED_MEMORY[capability]
         if (capability, dtype) == (90, torch.bfloat16):  # what speed is measured with
-            assert read_resources(built.asm["cubin"]).stack == 0, f"{launch.kernel.__name__} spills registers"
+            assert read_resources(built.asm["cubin"]).stack == 0, f"{launch['kernel'].__name__} spills registers"
 
 
-def test_what_kernels_do_not_take_is_computed_in_chunks(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_kernels_do_not_take_is_computed_in_chunks(
+    kernel_launches: KernelLaunches, caplog: pytest.LogCaptureFixture
+) -> None:
     from rebased.ops.delta import api
 
     api._note_no_kernel.cache_clear()
     given = delta_inputs(1, 5, 1, 20, 4, 2)
     del given["state"]
-    with patch("rebased.ops.backend.triton_interpreted", lambda: True):
-        with pytest.raises(ValueError, match="do not take keys of width 20"):
-            delta_attention(**given, degree=2, backend="triton")
-        with use_backend("triton"):
-            o = delta_attention(**given, degree=2)
+    kernel_launches()
+    with pytest.raises(ValueError, match="do not take keys of width 20"):
+        delta_attention(**given, degree=2, backend="triton")
+    with use_backend("triton"):
+        o = delta_attention(**given, degree=2)
     assert_small_error([o], [delta_attention(**given, degree=2, backend="chunked")], ["o"], torch.float32)
     assert "plain torch in chunks" in caplog.text
 

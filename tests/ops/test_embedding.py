@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
-from benchmarks.launches import record_launches
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from ops.embedding_cases import assert_adds_positions, assert_is_the_law, mostly_filler
 from rebased.kernels.machine_code import compile_launch
 from rebased.ops import embed, use_backend
@@ -28,14 +26,10 @@ def test_positions_of_another_length() -> None:
 
 @pytest.mark.recorded("embedding", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.embedding import gpu
 
-    launches: list[dict[str, Any]] = []
-    for name in ("gather_kernel", "chunks_kernel", "totals_kernel"):
-        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu)
     with use_backend("triton"):
         for D in (64, 100, 4096):
             weight, positions = (torch.randn(n, D).to(dtype).requires_grad_() for n in (5, 8))

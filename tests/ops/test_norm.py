@@ -1,13 +1,10 @@
 """Norms against their formulas: plain on a CPU, and their kernels built for GPUs that are not here and run on one."""
 
-from typing import Any
-
 import pytest
 import torch
-from benchmarks.launches import record_launches
 from torch.nn import functional
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from ops.norm_cases import KINDS, assert_is_the_law, assert_linear_norm_is_the_law
 from rebased.kernels.machine_code import compile_launch
 from rebased.ops import layer_norm, linear_layer_norm, use_backend
@@ -43,14 +40,10 @@ def test_the_dtype_of_a_product_is_torchs(dtype: torch.dtype, autocast: torch.dt
 
 @pytest.mark.recorded("norm", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.norm import gpu
 
-    launches: list[dict[str, Any]] = []
-    for name in ("forward_kernel", "backward_kernel"):
-        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu)
     with use_backend("triton"):
         for N in (64, 192, 8192):
             weight = torch.ones(N, requires_grad=True)
@@ -71,15 +64,11 @@ def test_of_a_projection() -> None:
 @pytest.mark.recorded("norm", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
 def test_the_kernels_of_a_projection_build(
-    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches
 ) -> None:
-    from rebased.ops import backend
     from rebased.ops.norm import linear_gpu
 
-    launches: list[dict[str, Any]] = []
-    for name in ("linear_norm_kernel", "linear_norm_backward_kernel", "linear_norm_sums_kernel"):
-        monkeypatch.setattr(linear_gpu, name, record_launches(getattr(linear_gpu, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(linear_gpu)
     weight, x, projection = torch.ones(192), torch.randn(2, 64).to(dtype), torch.randn(192, 64).to(dtype)
     with use_backend("triton"), matmul_precision("tf32"):
         linear_layer_norm(x, projection.requires_grad_(), weight, weight).sum().backward()

@@ -1,12 +1,9 @@
 """WKV's kernels: built for GPUs that are not here, and held against fp64 on one."""
 
-from typing import Any
-
 import pytest
 import torch
-from benchmarks.launches import record_launches
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
 from rebased.kernels.machine_code import compile_launch
 from rebased.ops import wkv
@@ -17,14 +14,12 @@ KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
 
 @pytest.mark.recorded("rwkv", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(
+    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, kernel_launches: KernelLaunches
+) -> None:
     from rebased.ops.rwkv import gpu
 
-    launches: list[dict[str, Any]] = []
-    for name in KERNELS:
-        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu)
     for T, chunks in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
         monkeypatch.setattr(gpu, "count_chunks", lambda *_, chunks=chunks: chunks)
         k, v, w, u, *_ = wkv_inputs(1, T, 64, dtype=dtype).values()

@@ -1,31 +1,22 @@
 """The selective scan's kernels: built for GPUs that are not here, held against fp64 on one."""
 
-from typing import Any
-
 import pytest
 import torch
-from benchmarks.launches import record_launches
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from ops.scan_cases import OPTIONS, assert_gradients_match, assert_step_sizes, scan, scan_inputs
 from rebased.kernels.machine_code import compile_launch, read_resources
 from tolerances import assert_near
 
-KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
-AROUND = ("step_kernel", "step_backward_kernel", "gate_kernel", "gate_backward_kernel")
-
 
 @pytest.mark.recorded("scan", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(
+    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, kernel_launches: KernelLaunches
+) -> None:
     from rebased.ops.scan import elementwise_gpu, gpu
 
-    launches: list[dict[str, Any]] = []
-    for module, names in ((gpu, KERNELS), (elementwise_gpu, AROUND)):
-        for name in names:
-            monkeypatch.setattr(module, name, record_launches(getattr(module, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu, elementwise_gpu)
     for T, chunks in ((40, 2), (16, 1), (1, 1)):  # masked; with nothing to mask; a length that is a constant
         monkeypatch.setattr(gpu, "count_chunks", lambda *_, chunks=chunks: chunks)
         inputs = {k: v.requires_grad_() for k, v in scan_inputs(1, T, 64, 16, options=OPTIONS, dtype=dtype).items()}
@@ -42,18 +33,14 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
 
 
 @pytest.mark.parametrize("states", [16, 32, 64])
-def test_registers_hold_the_states_of_a_group(states: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_registers_hold_the_states_of_a_group(states: int, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.scan import gpu
 
-    launches: list[dict[str, Any]] = []
-    monkeypatch.setattr(gpu, "backward_kernel", record_launches(gpu.backward_kernel, launches))
-    monkeypatch.setattr(gpu, "forward_kernel", record_launches(gpu.forward_kernel, []))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu)
     inputs = {k: v.requires_grad_() for k, v in scan_inputs(1, 64, 64, states).items()}
     scan(inputs, "triton")[0].sum().backward()
-    (launch,) = launches
-    assert read_resources(compile_launch(launch, 90).asm["cubin"]).stack == 0
+    assert [launch["kernel"].__name__ for launch in launches] == ["forward_kernel", "backward_kernel"]
+    assert read_resources(compile_launch(launches[-1], 90).asm["cubin"]).stack == 0
 
 
 @pytest.mark.gpu

@@ -1,12 +1,9 @@
 """The token shift's kernels: built for GPUs that are not here, held against fp64 on one."""
 
-from typing import Any
-
 import pytest
 import torch
-from benchmarks.launches import record_launches
 
-from ops.builds import BUILDS
+from ops.builds import BUILDS, KernelLaunches
 from rebased.kernels.machine_code import compile_launch
 from rebased.ops import token_shift
 from tolerances import assert_near, in_chunks
@@ -33,14 +30,10 @@ def assert_matches_torch(shape: tuple[int, int, int], mixtures: int, dtype: torc
 
 @pytest.mark.recorded("shift", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
-def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import backend
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launches: KernelLaunches) -> None:
     from rebased.ops.shift import gpu
 
-    launches: list[dict[str, Any]] = []
-    for name in ("forward_kernel", "backward_kernel"):
-        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
-    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    launches = kernel_launches(gpu)
     for T, mixtures in ((1, 1), (64, 3)):  # a length of one is a constant to the compiler
         x = torch.randn(2, T, 64, dtype=dtype, requires_grad=True)
         ys = token_shift(x, torch.randn(2, 64), torch.rand(mixtures, 64), backend="triton")

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rebased.config import Config, merge
-from rebased.mixers import contract, register_mixer
+from rebased.mixers import register_mixer
 from rebased.models import LMConfig
 from rebased.runs.collect import collect
 from rebased.runs.finished import Run
@@ -19,6 +19,7 @@ from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import MQAR, register_task
 from rebased.train import train
 from rebased.train.sweep.grid import load_sweep
+from registers import registers_kept
 from tiny_run import TINY, tiny
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -128,9 +129,9 @@ def test_a_mixers_added_argument() -> None:
             super().__init__(d_model, width=width)
 
     def digest(cls: type[nn.Module], **arguments: Any) -> str:
-        contract._REGISTER.pop("own", None)
-        register_mixer("own")(cls)
-        return LMConfig.model_validate({"mixers": [{"name": "own", **arguments}]}).digest()
+        with registers_kept():
+            register_mixer("own")(cls)
+            return LMConfig.model_validate({"mixers": [{"name": "own", **arguments}]}).digest()
 
     assert digest(Plain) == digest(Gated) == digest(Gated, gate=False)
     assert len({digest(Plain), digest(Gated, gate=True), digest(Gated, width=4)}) == 3

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 from fake_suite import TREE, fake_run_of, small_suite
-from rebased.mixers import contract, mixer_class, register_mixer
+from rebased.mixers import mixer_class, register_mixer
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
 from rebased.runs.suite import Suite, load_suite, own_mixer, part_of, widest
@@ -156,10 +156,7 @@ class Mean(nn.Module):
         return self.out_proj(x.cumsum(1))
 
 
-def test_a_mixer_that_cannot_tell_its_state_is_trained_once_and_has_no_set_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
+def test_a_mixer_that_cannot_tell_its_state_is_trained_once_and_has_no_set_size() -> None:
     register_mixer("suite_test_mean")(Mean)
     suite, mixer = small_suite(), own_mixer("suite_test_mean", 1)
     assert mixer.mixer == {"name": "suite_test_mean", "n_heads": 1}
@@ -182,9 +179,8 @@ class Sum(Mean):
         return self.out_proj.in_features
 
 
-def test_the_same_model_is_not_trained_for_two_sizes_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_model_is_not_trained_for_two_sizes_of_state() -> None:
     """A model is at most eight times as wide as the others: here 128, which fits into the smaller size already."""
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
     register_mixer("suite_test_sum")(Sum)
     configs = small_suite().configs("small", "Sum", own_mixer("suite_test_sum", 1))
     assert {(config.suite and config.suite.state_bytes, config.model.d_model) for config in configs} == {(512, 128)}

@@ -28,7 +28,8 @@ pytest.importorskip("prometheus_client", reason="serving needs it: pip install '
 
 from live_server import Live, live_server
 from rebased.models.weights import save_model
-from rebased.serve import bodies, log_rate, responses, server
+from rebased.serve import log_rate
+from rebased.serve.service import Limits
 from served_model import small_model
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -63,10 +64,8 @@ def drip(sock: socket.socket, piece: bytes) -> float:
 
 
 @pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 10)
-    with live_server(small_model()) as live:
+def live() -> Iterator[Live]:
+    with live_server(small_model(), max_connections=10, header_seconds=0.5) as live:
         yield live
 
 
@@ -99,26 +98,25 @@ def test_a_connection_with_requests_stays(live: Live) -> None:
     connection.close()
 
 
-def test_a_slow_body_gets_an_error(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.3)
+def test_a_slow_body_gets_an_error() -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    with connect(live.url, head + b"Content-Length: 100\r\n\r\n{") as sock:
+    with (
+        live_server(small_model(), limits=Limits(body_seconds=0.3)) as live,
+        connect(live.url, head + b"Content-Length: 100\r\n\r\n{") as sock,
+    ):
         assert b"408 Request Timeout" in sock.recv(10_000)
 
 
-def test_a_client_that_does_not_read_its_stream_is_cut_off(
-    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(responses, "SEND_SECONDS", 0.5)
-    monkeypatch.setattr(responses, "PING_SECONDS", 0.2)
+def test_a_client_that_does_not_read_its_stream_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
     body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True, "n": 16, "logprobs": 20}
     content = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    with connect(live.url, head + b"Content-Length: %d\r\n\r\n" % len(content) + content):
-        wait_for(lambda: live.engine.busy)
-        wait_for(lambda: not live.engine.busy)
-    assert "a client did not read its stream for 0.5 seconds; it was cut off" in caplog.messages
-    assert health(live.url) == 200
+    with live_server(small_model(), limits=Limits(send_seconds=0.5, ping_seconds=0.2)) as live:
+        with connect(live.url, head + b"Content-Length: %d\r\n\r\n" % len(content) + content):
+            wait_for(lambda: live.engine.busy)
+            wait_for(lambda: not live.engine.busy)
+        assert "a client did not read its stream for 0.5 seconds; it was cut off" in caplog.messages
+        assert health(live.url) == 200
 
 
 def test_new_connections_take_the_place_of_idle_ones(live: Live) -> None:
@@ -151,11 +149,8 @@ def test_the_log_of_many_bad_requests_is_short(live: Live, caplog: pytest.LogCap
     assert sum("Invalid HTTP request" in record.message for record in caplog.records) == log_rate.MESSAGES
 
 
-def test_a_message_says_how_many_were_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(log_rate, "PERIOD", 0.1)
-    with log_rate.limited_log("rebased"):
+def test_a_message_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with log_rate.limited_log("rebased", period=0.1):
         for number in range(log_rate.MESSAGES + 8):
             if number == log_rate.MESSAGES + 7:
                 time.sleep(0.1)

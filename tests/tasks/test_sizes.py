@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import TypeAdapter
 
-from rebased.tasks import AnyTask, Compression, TaskData, contract, register_task, task_class, task_data, task_names
+from rebased.tasks import AnyTask, Compression, TaskData, register_task, task_class, task_data, task_names
 
 OURS = [name for name in task_names() if task_class(name).__module__.startswith("rebased.")]
 
@@ -51,14 +51,11 @@ def test_a_field_of_a_users_own_may_be_called_size() -> None:
         sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
         size: int = 3
 
-    try:
+    register_task("own_size")(Own)
+    assert parse({"name": "own_size", "size": 5}).size == 5  # type: ignore[attr-defined]
+    Own.sizes = {"quick": {"train": 8, "test": 8}}
+    with pytest.raises(ValueError, match="has a field 'size', a word of the task section"):
         register_task("own_size")(Own)
-        assert parse({"name": "own_size", "size": 5}).size == 5  # type: ignore[attr-defined]
-        Own.sizes = {"quick": {"train": 8, "test": 8}}
-        with pytest.raises(ValueError, match="has a field 'size', a word of the task section"):
-            register_task("own_size")(Own)
-    finally:
-        contract._REGISTER.pop("own_size")
 
 
 def test_an_unknown_size_is_named() -> None:

@@ -12,14 +12,8 @@ from rebased.train.world import World
 from tiny_run import AtStep, everything, tiny
 
 
-@pytest.fixture
-def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read losses every 5 steps on a CPU too."""
-    monkeypatch.setitem(STEPS_BETWEEN_READS, "cpu", 5)
-
-
-def test_what_is_read_is_what_was_added(seldom: None) -> None:
-    log = DeferredLosses(World(0, 1, torch.device("cpu")), columns=2)
+def test_what_is_read_is_what_was_added() -> None:
+    log = DeferredLosses(World(0, 1, torch.device("cpu")), columns=2, capacity=5)
     assert not log.is_due
     for i in range(5):
         assert len(log) == i

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers import contract
+from rebased.mixers import register_mixer
 from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
@@ -33,9 +33,9 @@ class Greedy(nn.Module):
 
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch) -> SyntheticRunConfig:
+def config() -> SyntheticRunConfig:
     """Batches of 8, of which 3 fit."""
-    monkeypatch.setitem(contract._REGISTER, "test_greedy", Greedy)  # for these tests alone
+    register_mixer("test_greedy")(Greedy)
     return tiny({"model": {"n_layers": 1, "mixers": ["test_greedy"], "embed_dropout": 0.0}})
 
 

@@ -13,8 +13,7 @@ from rebased.mixers import eval_mode, positions_in_documents
 from rebased.models import IGNORE, LanguageModel
 from rebased.models.precision import autocast
 
-LOGITS_AT_ONCE = 2**25
-"""How many logits are in memory at once: 128 MiB in fp32, for any window and vocabulary."""
+LOGITS_AT_ONCE = 2**25  # 128 MiB in fp32
 
 
 @torch.no_grad()
@@ -65,11 +64,13 @@ def token_losses(
     cu_seqlens: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
+    logits_at_once: int = LOGITS_AT_ONCE,
 ) -> Tensor:
     """-ln p(label) at each position: tokens, labels [B,T] int64 -> [B,T] fp32 (fp64 for a model in fp64), 0 if IGNORE.
 
     cu_seqlens [n+1] int32 says where documents begin in the B*T tokens; None if rows are one document. dtype is the
-    precision of the layers (autocast). Logits are computed for some positions at a time: [B,T,vocab] is never built.
+    precision of the layers (autocast). At most `logits_at_once` logits are in memory, or those of one position if these
+    are more: [B,T,vocab] is never built.
     """
     if tokens.shape != labels.shape:
         raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
@@ -80,7 +81,7 @@ def token_losses(
     exact = torch.promote_types(weight.dtype, torch.float32)
     losses = torch.zeros(labels.shape, dtype=exact, device=labels.device)
     rows, targets = hidden[asked].to(weight.dtype), labels[asked]  # [n,D], [n]
-    at_once = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    at_once = max(logits_at_once // weight.shape[0], 1)
     found = [
         functional.cross_entropy(model.logits(some).to(exact), target, reduction="none")
         for some, target in zip(rows.split(at_once), targets.split(at_once), strict=True)

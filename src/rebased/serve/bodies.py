@@ -10,19 +10,20 @@ from starlette.requests import ClientDisconnect
 from rebased.serve.errors import ApiError
 
 Body = TypeVar("Body", bound=BaseModel)
-BODY_SECONDS = 30.0  # in which a body must arrive
+BODY_SECONDS = 30.0  # in which a body must arrive, unless told otherwise
 
 
-async def read_body(request: Request, schema: type[Body], limit: int) -> Body:
-    """Return the body of a request, checked. Raises ApiError if it has more bytes than `limit`, or is wrong."""
+async def read_body(request: Request, schema: type[Body], limit: int, seconds: float = BODY_SECONDS) -> Body:
+    """Return the body of a request, checked. Raises ApiError if it has more bytes than `limit`, does not arrive within
+    `seconds`, or is wrong."""
     # Without the header too: a page of another site may send a body of no type, or of some others, without being asked.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be JSON; send the header Content-Type: application/json")
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             content = await _read_bytes(request, limit)
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+        raise ApiError(408, f"the body did not arrive within {seconds:g} seconds") from None
     except ClientDisconnect:
         raise ApiError(499, "the client left before its body had arrived") from None  # nobody reads it
     try:

@@ -11,8 +11,6 @@ from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger("rebased")
 
-SEND_SECONDS = 30.0  # in which a client must take a chunk of a stream
-PING_SECONDS = 15.0  # after which a stream without news sends a comment, so that nobody between takes it for dead
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -32,12 +30,16 @@ class JSON(JSONResponse):
 class Stream(Response):
     """A stream of server-sent events, one per item of `events`.
 
-    It ends with `on_end()`: when the events are over, the client leaves, or it takes nothing for SEND_SECONDS.
+    It ends with `on_end()`: when the events are over, the client leaves, or it takes nothing for `send_seconds`. After
+    `ping_seconds` without an event a comment is sent, so that nobody between takes the stream for dead.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], on_end: Callable[[], None], send_seconds: float, ping_seconds: float
+    ) -> None:
         super().__init__()
         self._events, self._on_end = events, on_end
+        self._send_seconds, self._ping_seconds = send_seconds, ping_seconds
         self._sent = 0  # messages
         self._is_sending = False
 
@@ -47,19 +49,19 @@ class Stream(Response):
         leaving = asyncio.ensure_future(client_leaves(receive))
         try:
             while not sending.done() and not leaving.done():
-                sent, seconds = self._sent, SEND_SECONDS if self._is_sending else PING_SECONDS
+                sent, seconds = self._sent, self._send_seconds if self._is_sending else self._ping_seconds
                 await asyncio.wait({sending, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if self._sent > sent or sending.done() or leaving.done():
                     continue
                 if not self._is_sending:
-                    async with asyncio.timeout(SEND_SECONDS):
+                    async with asyncio.timeout(self._send_seconds):
                         await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
-                elif seconds == SEND_SECONDS:
+                elif seconds == self._send_seconds:
                     raise TimeoutError
             if sending.done():
                 sending.result()
         except TimeoutError:
-            _log.warning("a client did not read its stream for %g seconds; it was cut off", SEND_SECONDS)
+            _log.warning("a client did not read its stream for %g seconds; it was cut off", self._send_seconds)
         finally:
             sending.cancel()
             leaving.cancel()

@@ -27,27 +27,25 @@ from rebased.serve.errors import error_body
 from rebased.serve.log_rate import limited_log
 from rebased.serve.process import SWITCH_SECONDS
 
-HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
-MAX_CONNECTIONS = 4096
 DESCRIPTORS = 64  # of the process that connections do not take
 
 
 class Connections:
-    """What the connections of a server share: their limit, and those without a request, the oldest first."""
+    """What the connections of a server share: their limits, and those without a request, the oldest first."""
 
-    def __init__(self) -> None:
-        self.limit, self.idle = MAX_CONNECTIONS, dict[Connection, None]()
+    def __init__(self, limit: int, header_seconds: float) -> None:
+        self.limit, self.header_seconds, self.idle = limit, header_seconds, dict[Connection, None]()
         with suppress(ImportError):  # on Windows there is no such limit
             import resource
 
             files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            self.limit = MAX_CONNECTIONS if files < 0 else max(1, min(MAX_CONNECTIONS, files - DESCRIPTORS))
+            self.limit = limit if files < 0 else max(1, min(limit, files - DESCRIPTORS))
 
 
 class Connection(HttpToolsProtocol):
     """One connection. It is idle from its beginning, or from the end of an answer, until it has the next headers.
 
-    It ends when it was idle for HEADER_SECONDS. If there are too many connections, a new one takes the place of the
+    It ends when it was idle for `header_seconds`. If there are too many connections, a new one takes the place of the
     oldest idle one; it gets status 503 if none is idle.
     """
 
@@ -91,7 +89,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
             self._stop_timer()
         elif self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self.end)
+            self._timer = self.loop.call_later(self._shared.header_seconds, self.end)
             self._shared.idle[self] = None
 
     def _stop_timer(self) -> None:
@@ -136,13 +134,20 @@ class Server(uvicorn.Server):
     """uvicorn with bounded connections and logs, and with a call when it is ready.
 
     When it is told to end, `engine` refuses new jobs. It is closed `grace_seconds` later, which ends those under way
-    with an error; connections that are left then are cut.
+    with an error; connections that are left then are cut. The headers of a request must arrive in `header_seconds`.
     """
 
     def __init__(
-        self, app: FastAPI, *, grace_seconds: float, on_ready: Callable[[], None], engine: EngineClient | None = None
+        self,
+        app: FastAPI,
+        *,
+        grace_seconds: float,
+        on_ready: Callable[[], None],
+        engine: EngineClient | None = None,
+        max_connections: int = 4096,
+        header_seconds: float = 10.0,
     ) -> None:
-        protocol: Any = functools.partial(Connection, shared=Connections())
+        protocol: Any = functools.partial(Connection, shared=Connections(max_connections, header_seconds))
         config = uvicorn.Config(
             app,
             http=protocol,

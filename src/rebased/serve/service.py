@@ -18,7 +18,7 @@ from rebased.models import GenerateOptions
 from rebased.models.generation import TooLong, read_prompts
 from rebased.models.job import Event, Job, Made, PromptRead, Scored
 from rebased.serve.answers import END, Answer, TokenNames
-from rebased.serve.bodies import read_body
+from rebased.serve.bodies import BODY_SECONDS, Body, read_body
 from rebased.serve.client import Closed, EngineClient, Full
 from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
@@ -32,12 +32,15 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat get
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for."""
+    """What one request may ask for, and how long its client may take."""
 
     max_tokens: int = 4096  # tokens that are made per choice
     seconds: float = 300.0
     choices: int = 128  # prompts times n
     body_bytes: int = 4 * 2**20
+    body_seconds: float = BODY_SECONDS
+    send_seconds: float = 30.0  # in which a client must take a chunk of a stream
+    ping_seconds: float = 15.0  # after which a stream without news sends a comment
 
 
 class Service:
@@ -85,9 +88,12 @@ class Service:
             message = f"the model {name[:100]!r} is not served here; this is {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    async def _read(self, request: Request, schema: type[Body]) -> Body:
+        return await read_body(request, schema, self.limits.body_bytes, self.limits.body_seconds)
+
     async def complete(self, request: Request) -> Response:
         """Answer a request to /v1/completions."""
-        body = await read_body(request, CompletionRequest, self.limits.body_bytes)
+        body = await self._read(request, CompletionRequest)
         prompts = await asyncio.to_thread(self._prompt_tokens, body)
         tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if tokens == 0 and not body.echo:
@@ -104,7 +110,7 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """Answer a request to /v1/chat/completions."""
-        body = await read_body(request, ChatRequest, self.limits.body_bytes)
+        body = await self._read(request, ChatRequest)
         tokens, marks = await asyncio.to_thread(render, body.messages, self.tokenizer)
         self._check_length(tokens, "messages")
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -118,7 +124,7 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         """Answer a request to /tokenize. END alone is the end-of-text token."""
-        body = await read_body(request, TokenizeRequest, self.limits.body_bytes)
+        body = await self._read(request, TokenizeRequest)
         end = self.tokenizer.end_of_text
         is_end = body.prompt == END and end is not None
         tokens = [end] if is_end else await asyncio.to_thread(self.tokenizer.encode, body.prompt)
@@ -126,7 +132,7 @@ class Service:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer a request to /detokenize."""
-        body = await read_body(request, DetokenizeRequest, self.limits.body_bytes)
+        body = await self._read(request, DetokenizeRequest)
         size = self.config.vocab_size
         wrong = next((token for token in body.tokens if not 0 <= token < size), None)
         if wrong is not None:
@@ -205,7 +211,8 @@ class Service:
         except Closed:
             raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down") from None
         if body.stream:
-            return Stream(self._stream(job, answer, events, body.with_usage), on_end=lambda: self.engine.cancel(job))
+            stream, limits = self._stream(job, answer, events, body.with_usage), self.limits
+            return Stream(stream, lambda: self.engine.cancel(job), limits.send_seconds, limits.ping_seconds)
         return await self._whole(request, job, answer, events)
 
     async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rebased.evaluate.accuracy import evaluate
-from rebased.mixers import contract
+from rebased.mixers import register_mixer
 from rebased.models.weights import load_model
 from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import reported
@@ -169,7 +169,7 @@ def test_divergence_keeps_the_last_good_checkpoint(
 ) -> None:
     """At step 16, the last of its epoch, only the gradient is bad: the weights must be checked before saving."""
     monkeypatch.setattr(Bomb, "calls", 0)
-    monkeypatch.setitem(contract._REGISTER, "test_bomb", Bomb)  # for this test alone
+    register_mixer("test_bomb")(Bomb)
     bomb = {"name": "test_bomb", "at": at, "gradient_only": gradient_only}
     config = tiny({"model": {"n_layers": 1, "mixers": [bomb]}})
     with pytest.raises(Diverged, match=f"at step {at}, where lr was .*--train.lr 0.003") as caught:
@@ -189,7 +189,7 @@ def test_divergence_keeps_the_last_good_checkpoint(
 
 def test_the_rate_is_not_blamed_for_the_first_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bomb, "calls", 0)
-    monkeypatch.setitem(contract._REGISTER, "test_bomb", Bomb)
+    register_mixer("test_bomb")(Bomb)
     config = tiny({"model": {"n_layers": 1, "mixers": [{"name": "test_bomb", "at": 1}]}})
     with pytest.raises(Diverged, match=r"the loss became nan at step 1, .*so the rate is not the cause"):
         train(config, tmp_path / "run")
