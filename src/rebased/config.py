@@ -255,8 +255,12 @@ def find_mistakes(error: ValueError) -> list[tuple[str, str]]:
 
 
 def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[tuple[str, str]]:
-    for mistake in error.errors(include_url=False):
-        path = (*parent, *mistake["loc"])
+    mistakes = error.errors(include_url=False)
+    for mistake in mistakes:
+        loc = mistake["loc"]
+        if mistake["type"] == "too_short" and any(m["loc"][: len(loc)] == loc != m["loc"] for m in mistakes):
+            continue  # pydantic does not count an entry that has a mistake of its own
+        path = (*parent, *loc)
         cause = mistake.get("ctx", {}).get("error")
         if isinstance(cause, ValidationError):  # raised by a separate validation, such as that of a mixer
             yield from _explain(cause, path)

@@ -88,6 +88,12 @@ def test_without_a_mixer_the_page_shows_what_is_known() -> None:
     write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
     assert suite("small.yaml", "--known", "known.jsonl.gz", "--json", "found.json") == 0
     assert read("found.json")["places"] == {"ReBased": 1}
+    assert suite("small.yaml", "rebased", "--dry-run", "--workers", "1") == 0  # its folder also takes runs
+
+
+def test_a_dry_run_without_a_mixer_says_that_nothing_would_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert suite("small.yaml", "--dry-run") == 0
+    assert "nothing would be trained: name a mixer, or all" in capsys.readouterr().out
 
 
 def test_a_page_in_a_hurry_is_written_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,3 +63,10 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, error: str) -> No
     with pytest.raises(ValueError, match=r"survey\.yaml") as raised:
         read_reference_values(tmp_path / "survey.yaml", [fake_run()])
     assert error in str(raised.value)
+
+
+def test_an_entry_with_a_mistake_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "survey.yaml").write_text("name: survey\nentries: [{model: X, values: {acuracy: 0.5}}]")
+    with pytest.raises(ValueError, match="acuracy") as raised:
+        read_reference_values(tmp_path / "survey.yaml", [fake_run()])
+    assert len(str(raised.value).splitlines()) == 1

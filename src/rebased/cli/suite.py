@@ -127,6 +127,8 @@ def suite(
             say(to.console(), f"{name} has no state_size: its recall is shown, and it gets no place among the others")
         say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
         code, _ = run_sweep(command, to, retry_failed=True)
+    elif options.dry_run:
+        say(to.console(), "nothing would be trained: name a mixer, or all; without one, the page shows what is known")
     if options.dry_run:
         return code
     places = [path for path in (command.folder, *shipped, *options.known, options.bundle) if path and path.exists()]

@@ -1,7 +1,7 @@
 """The folder of a run: it holds one run, and one process at a time works in it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,16 @@ def run_folder(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[str
         yield type(config).model_validate(read_yaml(folder / CONFIG)).digest()
 
 
-def check_holds(folder: Path, file: str, whose: str) -> None:
-    """Raise ValueError unless `folder` is new, empty, or has this file, which marks a run or a sweep."""
+def check_holds(folder: Path, file: str, whose: str, besides: Collection[str] = ()) -> None:
+    """Raise ValueError unless `folder` is new, empty but for names `besides`, or has this file, which marks a run or a
+    sweep."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
-    names = [name for name in os.listdir(folder) if not name.startswith(".")] if folder.exists() else []
+    names = (
+        [name for name in os.listdir(folder) if not name.startswith(".") and name not in besides]
+        if folder.exists()
+        else []
+    )
     if names and file not in names:
         raise ValueError(f"{folder} is not empty and not {whose} (no {file}); choose another folder (--out)")
 

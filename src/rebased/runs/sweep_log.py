@@ -16,6 +16,8 @@ from rebased.runs.record import Record
 from rebased.runs.record_schema import Part, fits
 
 LOG = "sweep.jsonl"
+PAGE = ("report.html", "cells.csv", "runs.csv", "recall-by-bytes.pdf")
+"""What `rebased suite` writes before any run: a mixer may be trained there later."""
 
 
 class _Sweep(Part):
@@ -80,8 +82,8 @@ class SweepLog:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ValueError unless `folder` is new, empty or a sweep's."""
-    check_holds(folder, LOG, "a sweep's")
+    """Raise ValueError unless `folder` is new, empty, a sweep's, or holds nothing but the page of a suite."""
+    check_holds(folder, LOG, "a sweep's", besides=PAGE)
 
 
 @contextmanager
