@@ -86,12 +86,14 @@ def leaders(board: Board) -> str:
     """Which mixers share the first place."""
     if not board.places:
         return "No mixer has a complete cell yet."
-    best = [name for name, place in board.places.items() if place == 1]
-    what = "alone has" if len(best) == 1 else "share"
-    means = [f"{name} ({board.overall(name)[0]:.2f})" for name in best]
-    cells = plural(len(board.ranked[best[0]]), "cell")
-    count = plural(len(set(board.places.values())), "place")
-    return f"{named(means)} {what} the first of {count}, on average over {cells} of task and state size."
+    best = {name: board.overall(name)[0] for name, place in board.places.items() if place == 1}
+    cells, mixers = plural(len(board.ranked[next(iter(best))]), "cell"), plural(len(board.places), "mixer")
+    over = f"over {cells} of task and state size"
+    if len(best) > NAMED:
+        span = f"recall {min(best.values()):.2f} to {max(best.values()):.2f} {over}"
+        return f"{len(best)} of {mixers} share the first place: they {span}, and none decidedly more than another."
+    means = listed([f"{name} ({mean:.2f})" for name, mean in best.items()])
+    return f"{means} {'alone has' if len(best) == 1 else 'share'} the first place among {mixers}, on average {over}."
 
 
 def decided_about(board: Board, name: str) -> str:
