@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 Backend = Literal["auto", "reference", "recurrent", "chunked", "triton"]
+Function = TypeVar("Function", bound=Callable[..., Any])
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "recurrent", "chunked", "triton")
 
 _override: ContextVar[Backend | None] = ContextVar("rebased_backend", default=None)
@@ -102,6 +103,17 @@ def _is_new_enough() -> bool:
 def triton_interpreted() -> bool:
     """True if Triton's interpreter runs the kernels on CPU tensors (for tests)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def untraced(function: Function) -> Function:
+    """Keep torch.compile out of a function: what it calls runs as written."""
+    disabled = torch._disable_dynamo(function)  # unlike torch.compiler.disable it does not import torch._dynamo here
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (disabled if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def in_torch_func() -> bool:
@@ -199,9 +211,6 @@ def matmul_dtype(x: Tensor, weight: Tensor | None = None) -> torch.dtype:
     if dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return dtype
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_autocast(function: Function) -> Function:

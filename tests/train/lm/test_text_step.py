@@ -1,5 +1,6 @@
 """One training step against the same step written with torch; and settings that must not change it."""
 
+import copy
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from rebased.models import IGNORE, LanguageModel, LMConfig, preset
 from rebased.runs.lm_config import LMTrainConfig
 from rebased.runs.schedule import step_lr
 from rebased.train.lm.flops import flops_per_token, peak_flops
-from rebased.train.lm.step import LMStep, TokenLoss
+from rebased.train.lm.step import LMStep, TokenLoss, to_device
 from rebased.train.optimiser import parameter_groups
 from rebased.train.world import World
 from tiny_lm_run import TINY
@@ -129,6 +130,28 @@ def test_a_model_compiles_as_one_graph_and_blocks_of_one_kind_share_theirs(name:
         block.compile(backend=keep, fullgraph=True)
     assert loss(*batch) == want
     assert len(graphs) == 1 + len(LM_SHAPES[name])
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("mixers", [*LM_SHAPES.values(), ["gated_delta_net"], ["mamba2"]])
+def test_blocks_compile_once_for_any_number_of_documents(mixers: list[Any]) -> None:
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    model = LanguageModel(SHAPE.model_copy(update={"n_layers": 2, "mixers": LMConfig(mixers=mixers).mixers}))
+    loss, compiled, counts = TokenLoss(model, "fp32"), TokenLoss(copy.deepcopy(model), "fp32"), []
+    for block in compiled.model.blocks:
+        block.compile(backend=keep, dynamic=False)
+    for begins in ([3, 70], [5], [1, 2, 40, 41, 90], [33, 34, 35]):
+        starts = torch.tensor(sorted({*range(0, 97, 16), *begins}), dtype=torch.int32)
+        batch = to_device(some_text()._replace(cu_seqlens=starts), torch.device("cpu"))
+        assert compiled(*batch) == loss(*batch)
+        counts.append(len(graphs))
+    assert counts[1] == counts[-1] > 0  # the second batch may compile what follows a call that is not compiled
     torch._dynamo.reset()
 
 

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func, without_autocast
+from rebased.ops.backend import (
+    Backend,
+    accumulate_dtype,
+    choose_path,
+    has_triton,
+    in_torch_func,
+    untraced,
+    without_autocast,
+)
 from rebased.ops.derivatives import in_forward_mode, refuse_forward_mode, refuse_transforms
 from rebased.ops.polynomial import chunked, recurrent, reference, summary
 from rebased.ops.polynomial.gates import check_log_decay
@@ -103,6 +111,14 @@ def poly_attention(
     check_cu_seqlens(cu_seqlens, q)
     if not _is_plain_torch(path):
         return path.attend(q, k, v, **numbers, **gate, cu_seqlens=cu_seqlens)
+    return _attend_documents(path, q, k, v, cu_seqlens, numbers, gate)
+
+
+@untraced
+def _attend_documents(
+    path: ModuleType, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, numbers: dict[str, Any], gate: dict[str, Any]
+) -> Tensor:
+    """The output of packed documents, one after the other. It is not compiled: no two batches have equal lengths."""
     documents = [
         path.attend(q[:, i:j], k[:, i:j], v[:, i:j], **numbers, **{name: g[:, i:j] for name, g in gate.items()})
         for i, j in pairwise(document_bounds(cu_seqlens, q))

@@ -136,7 +136,9 @@ class LMStep:
 
 def to_device(batch: TextBatch, device: torch.device) -> TextBatch:
     """The batch on the device. It is copied from pinned memory, so the host does not wait."""
-    if device.type != "cuda" or batch.tokens.is_cuda:
-        return batch
-    tokens, labels, cu_seqlens = (None if x is None else x.pin_memory().to(device, non_blocking=True) for x in batch)
-    return TextBatch(tokens, labels, cu_seqlens)  # type: ignore[arg-type]
+    if device.type == "cuda" and not batch.tokens.is_cuda:
+        tensors = (None if x is None else x.pin_memory().to(device, non_blocking=True) for x in batch)
+        batch = TextBatch(*tensors)  # type: ignore[arg-type]
+    if batch.cu_seqlens is not None:  # no two batches have as many documents: one compiled graph takes any number
+        torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens, 0)
+    return batch
