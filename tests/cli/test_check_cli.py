@@ -129,6 +129,7 @@ def test_bad_settings_are_named(capsys: pytest.CaptureFixture[str], words: tuple
         ("nowhere.py:x", "nowhere.py: there is no such file"),
         ("no.such.module:x", "no.such.module failed: ModuleNotFoundError"),
         ("mine.py:laeky", "mine.py registers neither a mixer nor a task named 'laeky'; did you mean 'leaky'?"),
+        ("mine.py:other", "mine.py registers neither a mixer nor a task named 'other'; known: leaky"),
         ("mqra", "there is neither a mixer nor a task named 'mqra'; did you mean 'mqar'?"),
         ("mine.py", "mine.py: which mixer or task in this file? write mine.py:NAME"),
     ],

@@ -52,6 +52,7 @@ def check(
     """
     to.check()
     source, _, name = target.rpartition(":")
+    shipped = {each for names, _ in SUITES.values() for each in names()}
     if source:
         import_user_code(source, said=source)
         name = registered_as(name) or name
@@ -60,7 +61,8 @@ def check(
     registered = {kind: names() for kind, (names, _) in SUITES.items()}
     kinds = [kind for kind, names in registered.items() if name in names]
     if not kinds:
-        near = did_you_mean(name, sorted(each for names in registered.values() for each in names))
+        known = {each for names in registered.values() for each in names}
+        near = did_you_mean(name, sorted(known - shipped or known))
         where = f"{source} registers neither a mixer nor a task" if source else "there is neither a mixer nor a task"
         yours = "@register_mixer and @register_task register your own"
         raise ValueError(f"{where} named {name!r}; {near} ({yours})")
