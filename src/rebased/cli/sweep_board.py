@@ -31,13 +31,15 @@ SILENCE = 60.0  # seconds after which a log gets a line about the runs in progre
 
 
 def plan_table(plan: Plan) -> TerminalTable:
-    """A table of the plan: one row per model and task, with the numbers of runs by status."""
+    """A table of the plan: one row per model and task, with the number of runs, and of those that have a status."""
+    shown = {"done": ("done", "diverged"), "begun": ("begun",), "failed": ("failed",)}
+    shown = {name: statuses for name, statuses in shown.items() if count(plan.runs, *statuses)}
     rows = []
     for (model, task), runs in grouped(plan.runs, lambda run: (run.model, run.task)).items():
         widths = ", ".join(map(str, sorted({run.config.model.d_model for run in runs})))
-        numbers = (count(runs, "done", "diverged"), count(runs, "begun"), count(runs, "failed"))
-        rows.append((model, task, widths, f"{len(runs)}", *(f"{number or '-'}" for number in numbers)))
-    return TerminalTable(Table(("model", "task", "D", "runs", "done", "begun", "failed"), rows))
+        numbers = (f"{count(runs, *statuses) or '-'}" for statuses in shown.values())
+        rows.append((model, task, widths, f"{len(runs)}", *numbers))
+    return TerminalTable(Table(("model", "task", "D", "runs", *shown), rows))
 
 
 def count(runs: Iterable[PlannedRun], *statuses: str) -> int:

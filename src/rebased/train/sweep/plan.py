@@ -12,6 +12,7 @@ from rebased.runs.own_code import changed_code
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import model_names, task_names
+from rebased.runs.synthetic_config import SuitePart
 from rebased.train.checkpoint import POINTER
 from rebased.train.sweep.grid import Point
 
@@ -24,8 +25,8 @@ class PlannedRun:
 
     config: RunConfig
     folder: Path
-    task: str  # its name, as in reports
-    model: str  # its name, as in reports
+    task: str  # its name, from names_of
+    model: str  # its name, from names_of
     status: Status
     error: str | None  # of a run that failed or diverged
     lines: Sequence[dict[str, Any]] = ()  # of its record when the plan was made
@@ -77,16 +78,25 @@ def make_plan(
     """
     known = known or {}
     configs = {point.config.digest(): point.config for point in points}
-    settings = [config.model_dump(mode="json") for config in configs.values()]
-    tasks = task_names(settings)
     runs = []
-    for (digest, config), task, model in zip(configs.items(), tasks, model_names(settings, tasks), strict=True):
+    for (digest, config), (model, task) in zip(configs.items(), names_of(list(configs.values())), strict=True):
         standing = status_of(folder / digest, failures.get(digest))
         elsewhere = digest in known and standing.status not in ENDED
         if elsewhere:
             standing = standing_of(known[digest].lines)
-        runs.append(PlannedRun(config, folder / digest, task, str(model), *standing, known=elsewhere))
+        runs.append(PlannedRun(config, folder / digest, task, model, *standing, known=elsewhere))
     return Plan(folder, tuple(runs), len(points) - len(configs))
+
+
+def names_of(configs: Sequence[RunConfig]) -> list[tuple[str, str]]:
+    """Model and task of each run, as its suite names them, or else as reports do."""
+    parts: list[SuitePart] = [part for config in configs if (part := getattr(config, "suite", None))]
+    if len(parts) == len(configs):
+        limits = ["" if part.state_bytes is None else f" ({part.state_bytes:,} bytes)" for part in parts]
+        return [(f"{part.mixer}{limit}", part.task) for part, limit in zip(parts, limits, strict=True)]
+    settings = [config.model_dump(mode="json") for config in configs]
+    tasks = task_names(settings)
+    return list(zip(map(str, model_names(settings, tasks)), tasks, strict=True))
 
 
 class Standing(NamedTuple):
