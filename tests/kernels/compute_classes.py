@@ -63,6 +63,7 @@ class Computed(NamedTuple):
     error: float  # the largest over its limit
     problem: str = ""
     read: int = 0  # kernels whose machine code was read
+    last: bool = False  # the process ends: it takes no other call
 
 
 def compute(call: Any) -> Computed:
@@ -301,9 +302,10 @@ def _work(pipe: Connection) -> None:
                 torch.cuda.empty_cache()  # other processes need it
         except Exception as error:
             said = "".join(traceback.format_exception_only(error)).strip()[:300]
-            pipe.send(Computed((), 1e30, said))
-            if "CUDA" in said or "Triton Error" in said:
-                return  # the device is of no use to this process any more
+            broken = "CUDA" in said or "Triton Error" in said  # the device is of no use to this process any more
+            pipe.send(Computed((), 1e30, said, last=broken))
+            if broken:
+                return
 
 
 def compute_all(
@@ -328,7 +330,7 @@ def compute_all(
                 pipe.send(call)
                 busy[pipe] = process, call, time.monotonic()
                 return
-            except OSError:  # it ended after its last answer
+            except OSError:  # it was ended after its answer
                 todo.append(call)
                 give(*start())
         else:
@@ -342,8 +344,9 @@ def compute_all(
         for pipe in wait(list(busy), timeout=1.0):
             process, call, _ = busy.pop(pipe)  # type: ignore[index]
             try:
-                yield call, pipe.recv()  # type: ignore[union-attr]
-                give(pipe, process)  # type: ignore[arg-type]
+                done = pipe.recv()  # type: ignore[union-attr]
+                yield call, done
+                give(*start() if done.last else (pipe, process))  # type: ignore[arg-type]
             except (EOFError, ConnectionResetError):
                 process.join()
                 yield call, Computed((), 1e30, f"its process ended with {process.exitcode}")

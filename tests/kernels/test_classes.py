@@ -1,11 +1,13 @@
 """Every class of kernel that a call can launch was computed on a GPU and compiled for all GPUs."""
 
 import json
+import multiprocessing
 import os
 import random
 import re
 import shutil
 import subprocess
+import time
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -175,20 +177,37 @@ def failing_work(pipe: Any) -> None:
     while (call := pipe.recv()) is not None:
         if call.T == 2:
             os._exit(7)
+        if call.T == 4:
+            pipe.send(Computed(("some class",), 0.1, last=True))
+            time.sleep(1)  # another call sent meanwhile would be lost
+            return
         pipe.send(Computed(("some class",), 3.0, "o 3") if call.T == 3 else Computed(("some class",), 0.1))
 
 
 @pytest.mark.release
 def test_a_wrong_result_and_a_dead_process_are_recorded() -> None:
     calls = [Call("bf16", 16, 16, T, False) for T in (1, 2, 3, 4, 5)]
-    results = list(compute_all(calls, 2, failing_work))
-    assert {call.T for call, _ in results} == {1, 2, 3, 4, 5}
+    results = list(compute_all(calls, 1, failing_work))
+    assert [call.T for call, _ in results] == [1, 2, 3, 4, 5]
     record = make_record(results, 1.0, "a test")
     ended, wrong = record["failed"]
     assert "T=2" in ended
     assert "ended with 7" in ended
     assert "T=3" in wrong
     assert record["classes"] == {"some class": 0.1}
+
+
+@pytest.mark.parametrize(("message", "last"), [("CUDA error: misaligned address", True), ("no such width", False)])
+def test_a_process_says_that_it_ends(monkeypatch: pytest.MonkeyPatch, message: str, last: bool) -> None:
+    def fail(_: Any) -> Computed:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(compute_classes, "compute", fail)
+    ours, theirs = multiprocessing.Pipe()
+    ours.send(Call("bf16", 16, 16, 1, False))
+    ours.send(None)
+    compute_classes._work(theirs)
+    assert ours.recv().last == last
 
 
 def test_a_record_is_continued() -> None:

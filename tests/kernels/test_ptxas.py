@@ -39,6 +39,18 @@ def test_a_register_that_nothing_sets_is_found() -> None:
     assert false_descriptors(["ULDC.64 UR12, c[0x0][0x208]", low, upper, product]) != []
 
 
+def test_a_register_that_only_the_addition_sets_is_found() -> None:
+    """As ptxas 12.8 made it of the delta rule's gradients: UR35 has no value before something is added to it."""
+    low, upper = "UIADD3 UR34, UP1, UR34, 0x40, URZ", "UIADD3.X UR35, UR35, -0x7fffffe0, URZ, UP1, !UPT"
+    product = "HGMMA.64x32x16.F32.BF16 R56, R28, gdesc[UR32].tnspB, R56"
+    wrong = [
+        f"{upper} reads UR35, which nothing sets",
+        *(f"{product} reads UR{n}, which nothing sets" for n in (34, 35)),
+    ]
+    assert false_descriptors([low, upper, product]) == wrong
+    assert false_descriptors(["USGXT.U32 UR34, UR8, 0xe", "UMOV UR35, URZ", low, upper, product]) == []
+
+
 def test_a_descriptor_that_nothing_builds_is_found() -> None:
     both, one = "HGMMA.64x64x16.F32 R24, gdesc[UR8], RZ, !UPT", "HGMMA.64x64x16.F32 R24, R4, gdesc[UR8], RZ"
     built = ["UIADD3.64 UR10, UR4, 0x2, URZ"]

@@ -9,7 +9,8 @@ import torch
 
 from ops.builds import BUILDS, KernelLaunches
 from ops.delta_cases import Inputs, assert_matches, delta_inputs, recall_inputs, step_inputs
-from rebased.kernels.machine_code import compile_launch, read_resources
+from rebased.kernels.machine_code import compile_launch, read_cubin, read_resources
+from rebased.kernels.ptxas import ptxas_version
 from rebased.ops import delta_attention, delta_attention_extend, delta_attention_extend_, use_backend
 from rebased.ops.comparison import Errors, plain_torch
 from tolerances import assert_small_error
@@ -38,6 +39,25 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, kernel_launche
         assert built.metadata.shared <= SHARED_MEMORY[capability]
         if (capability, dtype) == (90, torch.bfloat16):  # what speed is measured with
             assert read_resources(built.asm["cubin"]).stack == 0, f"{launch['kernel'].__name__} spills registers"
+
+
+@pytest.mark.parametrize("chosen", [True, pytest.param(False, marks=pytest.mark.release)])
+def test_gradients_have_right_descriptors(
+    chosen: bool, kernel_launches: KernelLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tile that is chosen, and the one that ptxas 12.8 miscompiles."""
+    from rebased.ops.delta.gpu import operators
+
+    if not chosen:
+        monkeypatch.setattr(operators, "MISCOMPILED", None)
+    launches = kernel_launches(operators)
+    given = delta_inputs(1, 70, 2, 32, 100, 1, dtype=torch.bfloat16)
+    del given["state"]
+    o = delta_attention(**{name: x.requires_grad_() for name, x in given.items()}, degree=1, backend="triton")
+    o.sum().backward()
+    (launch,) = [each for each in launches if each["kernel"].__name__ == "gradients_kernel"]
+    wrong = read_cubin(compile_launch(launch, 90).asm["cubin"]).wrong
+    assert bool(wrong) == (not chosen and ptxas_version() == "12.8")
 
 
 def test_what_kernels_do_not_take_is_computed_in_chunks(
@@ -148,6 +168,7 @@ def test_a_recall_task_on_a_gpu(dtype: str, precision: str) -> None:
             ((1, 300, 1, 64, 5), 1),
             ((1, 300, 1, 32, 32), 1),
             ((1, 257, 2, 24, 40), 1),
+            ((1, 257, 2, 32, 100), 1),
         )
         for dtype in (torch.bfloat16, torch.float32, torch.float16)
         if dtype == torch.bfloat16 or shape[3] <= 32

@@ -121,10 +121,11 @@ def false_descriptors(listing: Sequence[str]) -> list[str]:
 
     A descriptor has 64 bits in two uniform registers: a constant added to an address whose upper half is zero. The
     ptxas of CUDA 12.8 sometimes adds it to another register instead: one that holds an argument of the kernel, or one
-    that nothing ever sets. So an addition is wrong if its upper half was not set to zero before.
+    that nothing ever sets, or only the addition itself. So an addition is wrong if its upper half was not set to zero
+    before.
     """
     found = []
-    ever = {number for line in listing for number in _written(line)}
+    ever = {number for line in listing for number in _written(line) if len(re.findall(rf"\bUR{number}\b", line)) < 2}
     for at, line in enumerate(listing):
         if product := _PRODUCT.match(line):
             first = int(product["first"])  # of four registers; the first two are not read if a factor is in registers

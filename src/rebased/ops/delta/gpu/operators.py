@@ -181,6 +181,8 @@ EXACT = Tiles(_PARALLEL, Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(16
 FEW_VALUES = Tile(32, 2, 1)
 """Of products whose first factor is a score. Two warps, so no wgmma: for few values ptxas 12.8 gives it a descriptor
 that nothing sets."""
+MISCOMPILED = (32, 128)
+"""KP and VP for which ptxas 12.8 gives four warps with a gate such a descriptor in the gradients."""
 
 
 def choose_tiles(sizes: Sizes) -> Tiles:
@@ -188,6 +190,8 @@ def choose_tiles(sizes: Sizes) -> Tiles:
     if sizes.dtype == torch.float32:
         return EXACT
     tiles = NARROW if sizes.KP <= 64 else WIDE if shared_memory() >= LARGE else SMALL
+    if sizes.gated and (sizes.KP, sizes.VP) == MISCOMPILED:
+        tiles = tiles._replace(gradients=SMALL.gradients)
     return tiles._replace(outputs=FEW_VALUES, local=FEW_VALUES) if FEW_VALUES.values >= sizes.VP else tiles
 
 
