@@ -7,7 +7,8 @@ import torch
 
 from rebased.mixers import tensors_of
 from rebased.models import LanguageModel, LMConfig
-from rebased.models.prompt_graph import DOCUMENTS, SIZES, PromptGraphs, reads_in_graphs
+from rebased.models.prompt_graph import DOCUMENTS, FILLING, SIZES, PromptGraphs, reads_in_graphs
+from rebased.models.step_graph import WARM_UP
 
 REBASED = {"name": "rebased", "n_heads": 2, "key_width": 4}
 
@@ -79,6 +80,20 @@ def test_passes_that_do_not_fit_into_memory_are_left_out(
     assert (graphs.sizes, graphs.most_tokens) == (list(SIZES[:2]), SIZES[1])
     assert "memory is too small for 2048 tokens of prompts at once; 1024 are read" in caplog.text
     check(model, graphs, [SIZES[1]], 64 * EPS)
+
+
+def test_warming_up_ends_where_a_pass_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails:
+        captures, read = True, list[int]()
+
+        def run(self, N: int) -> None:
+            self.read.append(N)
+            self.captures = len(self.read) <= WARM_UP
+
+    graphs = PromptGraphs(make_model(REBASED), SIZES[2], capture=False)
+    monkeypatch.setattr(graphs, "_graphs", Fails())
+    graphs.warm_up()
+    assert Fails.read == [SIZES[0] + FILLING] * (WARM_UP + 1)
 
 
 def test_learned_positions_are_bounded() -> None:

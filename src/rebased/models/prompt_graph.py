@@ -61,7 +61,7 @@ class PromptGraphs:
         return self._graphs is None or self._graphs.captures
 
     def warm_up(self) -> None:
-        """Capture the passes of all sizes for which there is memory."""
+        """Capture the passes of all sizes for which there is memory, up to the first that cannot be captured."""
         first, count = self._model.init_state(1), self.most_prompts
         longest = self._model.config.length_limit or self.most_tokens
         for number, size in enumerate(self.sizes):
@@ -76,6 +76,8 @@ class PromptGraphs:
                 _log.warning(
                     "memory is too small for %d tokens of prompts at once; %d are read", size, self.most_tokens
                 )
+                break
+            if not self.works:
                 break
 
     @torch.no_grad()
