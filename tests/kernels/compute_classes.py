@@ -171,8 +171,13 @@ def make_inputs(call: Call, device: str) -> tuple[dict[str, Any], list[Tensor], 
     if call.kind == "at":
         floors |= {name: floors[name][0, inputs["at"]].reshape(call.B, rows, 1) for name in ("o", "dq")}
         floors["dk"], floors["dv"] = (x / 2 for x in (floors["dk"], floors["dv"]))
-    if call.gated:  # what this gradient is in long sequences; of a document of one token it is exactly 0
-        floors["dg"] = torch.tensor((call.V * call.H / 6) ** 0.5, device=device)
+    if call.gated:  # expected: its mean square. Its terms may cancel, and for a document of one token it is exactly 0
+        expected = torch.tensor(call.V * call.H / 6, device=device, dtype=torch.float64)
+        if "d_state" in inputs and call.kind != "extend o":  # the state before a token, times numbers of 1 / sqrt(T)
+            kv, z = (x.double().square().sum() / len(x) for x in inputs["state"])
+            tokens = root.square() / PAST  # in a state, over those in the first; z is a sum of positive features
+            expected += (kv * tokens + z * tokens.square()).mean() / call.T
+        floors["dg"] = expected.sqrt()
     if states and call.K == 1:  # a single number, whose terms may cancel: sqrt(V) / n^1.5 for the n-th token
         floors["dz0"] = torch.tensor((call.V / 2) ** 0.5 / PAST, device=device)
     if call.K == 1:  # o does not depend on q: nothing but the rounding errors of its terms, 2 / q each, is left of dq

@@ -21,7 +21,8 @@ from kernels import classes, compile_classes, compute_classes, operator_calls, r
 from kernels.classes import ARITHMETICS, KINDS, LAYOUTS, Call, classes_of, launches, source_hashes
 from kernels.compute_classes import Computed, compute_all, error_over_limit, make_record, still_valid, write_record
 from rebased.kernels.machine_code import compile_launch
-from tolerances import KERNEL_ERRORS
+from rebased.ops import PolyState
+from tolerances import KERNEL_ERRORS, changed
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = 2  # kernels that a run of the tests compiles: some 10 s
@@ -241,6 +242,57 @@ def test_garbage_in_some_rows_of_one_head_is_found(dtype: torch.dtype) -> None:
     assert error_over_limit(wrong, want, limit) > 1
     wrong[1, 70, 2] = torch.nan
     assert error_over_limit(wrong, want, limit) > 1
+
+
+GATED = Call("bf16", 8, 16, 300, False, "packed extend", B=1, H=2, gated=True)
+
+
+def decay_gradient(inputs: dict[str, Any]) -> torch.Tensor:
+    return compute_classes.run(GATED, inputs, law=True)["dg"]
+
+
+def test_the_expected_size_of_the_gradient_of_a_gate() -> None:
+    """Each draw is of another size, because its largest terms have one sign together; the decays are left out."""
+    squares, expected = [], []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        inputs, _, floors = compute_classes.make_inputs(GATED, "cpu")
+        squares.append(float(decay_gradient(compute_classes.exact(inputs)).square().sum(-1).mean()))
+        expected.append(float(floors["dg"].square()))
+    assert sum(expected) / 4 < sum(squares) < sum(expected)
+
+
+def test_the_gradient_of_a_gate_is_compared_with_its_terms() -> None:
+    """Rounded inputs change it by less, though terms cancel; what is missing or in another row is found."""
+    torch.manual_seed(1)
+    inputs, _, floors = compute_classes.make_inputs(GATED, "cpu")
+    given, limit = compute_classes.exact(inputs), KERNEL_ERRORS[torch.bfloat16]
+
+    def error(got: torch.Tensor, want: torch.Tensor) -> float:
+        return error_over_limit(got, want, limit, floors["dg"])
+
+    want = decay_gradient(given)
+    wrong = {"a row": want.clone(), "a tile": want.clone(), "a shift": want.roll(1, 1)}
+    wrong["a row"][:, 250], wrong["a tile"][:, 64:128] = 0, 0
+    for name in ("state", "d_state"):
+        wrong[f"no {name}"] = decay_gradient(given | {name: PolyState(*map(torch.zeros_like, given[name]))})
+    assert {name: error(got, want) > 1 for name, got in wrong.items()} == dict.fromkeys(wrong, True)
+
+    (_, z), (kv, dz) = given["state"], given["d_state"]
+    dz = dz - z * ((z * dz).sum(-1) / z.square().sum(-1))[..., None]
+    given["d_state"] = PolyState(torch.zeros_like(kv), dz)
+    rounded = {name: x if isinstance(x, PolyState) else changed(x, torch.bfloat16) for name, x in given.items()}
+    rounded["d_state"] = PolyState(torch.zeros_like(kv), changed(dz, torch.bfloat16))
+    want, got = decay_gradient(given), decay_gradient(rounded)
+    assert 10 * error(got, want) < 1
+    assert error_over_limit(got, want, limit) > 5 * error(got, want)
+
+
+def test_a_gate_of_single_tokens_has_no_gradient() -> None:
+    call = GATED._replace(T=2, kind="packed")
+    zero, floors = torch.zeros(1, 2, 2), compute_classes.make_inputs(call, "cpu")[2]
+    for size, wrong in ((1e-14, False), (0.5, True)):
+        assert (error_over_limit(zero + size, zero, KERNEL_ERRORS[torch.bfloat16], floors["dg"]) > 1) == wrong
 
 
 def test_three_architectures_have_the_same_ptx() -> None:
