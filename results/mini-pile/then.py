@@ -1,6 +1,6 @@
-"""The runs that follow sweep.yaml and kernels.yaml, each model at the rate that was chosen there. See plan.md.
+"""The runs that follow sweep.yaml, kernels.yaml and delta.yaml, each at the rate chosen there. See plan.md.
 
-The environment says which: PART is "edge" or a key of PARTS, and RATES names folders or bundles with the runs of both
+The environment says which: PART is "edge" or a key of PARTS, and RATES names folders or bundles with the runs of these
 sweeps and of part edge, separated by colons. A model's rate is that of its lowest loss on the whole valid split; three
 must be finished. If it is the largest or smallest of the three, part edge has one more, three times as large or small,
 and all other parts are refused until it is finished.
@@ -18,6 +18,7 @@ PASS = 1968 / 623  # steps of one pass over 64,506,379 tokens, in steps of the s
 PARTS = {  # models, length of the training and of windows, as multiples of those in the sweeps
     "models": ("models", 1, 1),
     "kernels": ("kernels", 1, 1),
+    "delta": ("delta", 1, 1),
     "pass": ("models", PASS, 1),
     "long": ("models", PASS, 2),
 }
@@ -47,10 +48,13 @@ def beyond(runs: list[dict]) -> float | None:
     return rates[0] * 3 if rates[0] == max(rates) else rates[0] / 3
 
 
-def is_kernel(settings: dict) -> bool:
-    """Whether a model is one of kernels.yaml."""
+def group_of(settings: dict) -> str:
+    """The sweep that a model is of: models (sweep.yaml), kernels or delta."""
     last = settings["model"]["mixers"][-1]
-    return last["name"] == "gated_rebased" or last.get("qk_transform") in ("none", "norm", "scale")
+    if last["name"] in ("delta_rebased", "gated_delta_net"):
+        return "delta"
+    kernel = last["name"] == "gated_rebased" or last.get("qk_transform") in ("none", "norm", "scale")
+    return "kernels" if kernel else "models"
 
 
 def variant(settings: dict, seed: int, longer: float, wider: int) -> dict:
@@ -74,7 +78,7 @@ def following(part: str, models: list[list[dict]]) -> list[dict]:
             raise ValueError("no model's best rate is at an edge: go on with the other parts")
         return [settings | {"train": settings["train"] | {"lr": rate}} for settings, rate in more]
     group, longer, wider = PARTS[part]
-    models = [runs for runs in models if is_kernel(runs[0]) == (group == "kernels")]
+    models = [runs for runs in models if group_of(runs[0]) == group]
     if missing := [beyond(runs) for runs in models if beyond(runs) is not None]:
         raise ValueError(f"the best rate of {len(missing)} models is at an edge; first PART=edge (rates {missing})")
     return [variant(runs[0], seed, longer, wider) for seed, runs in product(SEEDS, models)]

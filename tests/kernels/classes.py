@@ -235,7 +235,8 @@ def classes_of(launched: Launched) -> tuple[str, ...]:
     kernel, constants = str(function.__name__).removesuffix("_kernel"), dict(launch.constants)
     if where.startswith("polynomial"):
         return _polynomial_classes(f"poly.{kernel}", constants, args)
-    given = [x for name, x in zip(launch.kernel.arg_names, args, strict=False) if name != "log_decay"]  # a flag
+    flagged = ("log_decay", "bounds")  # None without their flag
+    given = [x for name, x in zip(launch.kernel.arg_names, args, strict=False) if name not in flagged]
     dtypes = "".join("-" if x is None else _LETTERS[x.dtype] for x in given if x is None or isinstance(x, Tensor))
     sizes = {key: _width(value) if key in _EXACT else value for key, value in constants.items() if key not in _DERIVED}
     if "STRIDE" in sizes:

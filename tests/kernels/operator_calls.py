@@ -207,13 +207,16 @@ def delta(call: OperatorCall, draw: Draw) -> Run:
     draw.made["beta"] = draw.guarded(2 * torch.rand(B, T, H).to(draw.device, draw.dtype))
     if "gate" in call.options:
         draw.made["log_decay"] = draw.guarded(-torch.rand(B, T, H).to(draw.device))
-    draw("state", *init_delta_state(B, H, K, V, degree=degree).shape, dtype=torch.float32)  # type: ignore[arg-type]
+    bounds = [0, 1, 1, T // 2, T] if "packed" in call.options else list(range(B + 1))
+    cu_seqlens = {"cu_seqlens": torch.tensor(bounds, device=draw.device)} if "packed" in call.options else {}
+    draw("state", *init_delta_state(len(bounds) - 1, H, K, V, degree=degree).shape, dtype=torch.float32)  # type: ignore[arg-type]
     if "unit" in call.options:
         for name in "qk":
             draw.made[name] = functional.normalize(draw.made[name].float(), dim=-1).to(draw.dtype)
 
     def run(x: Inputs) -> Inputs:
-        o, after = delta_attention_extend(**x, degree=degree, normalise="unit" not in call.options)  # type: ignore[arg-type]
+        rule: Any = {"degree": degree, "normalise": "unit" not in call.options}
+        o, after = delta_attention_extend(**x, **rule, **cu_seqlens)
         return {"o": o, "after": after}
 
     return run
@@ -416,6 +419,8 @@ def sweep() -> Iterator[OperatorCall]:
     yield from (OperatorCall("delta", "bf16", (1, 70, 2, 100, V, 1), ("gate", "small")) for V in (5, 32, 64, 128))
     for a, degree, each in product(ARITHMETICS, (1, 2), options):
         yield OperatorCall("delta", a, (2, 130, 3, 16, 64, degree), each)
+    for a, degree, each in product(ARITHMETICS, (1, 2), options[:2]):
+        yield OperatorCall("delta", a, (1, 130, 3, 16, 64, degree), (*each, "packed"))
     for rows, D, N in product((1, 3), (5, 24, 64, 100, 300, 1000, 2048), (40, 1500, 3000, 5000)):
         if N == 40 or D <= 100 or D + N == 3500:
             yield OperatorCall("step_linear", next(turn_exact), (rows, D, N), ("layer", "bias"))

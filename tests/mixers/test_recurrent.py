@@ -22,9 +22,11 @@ from rebased.mixers import (
     Mamba2,
     ReBased,
     forward_documents,
+    recurrent,
     register_mixer,
 )
 from rebased.mixers.gated import LONG_MEMORY
+from rebased.ops import delta_attention_extend
 from tolerances import assert_near
 
 D, T = 24, 70
@@ -338,6 +340,25 @@ def test_packed_documents_in_fp32() -> None:
         mixer = DeltaReBased(D, n_heads=2, key_width=4, gate=gate)
         want = mixer(x.view(64, 2, D)).reshape(1, 128, D)
         assert_near(mixer.forward_documents(x, starts), want, 64, condition=condition)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_documents_of_a_training_step_are_one_call(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take them packed; plain torch reads the rows, and forgets where documents begin."""
+    calls: list[tuple[int, bool]] = []
+
+    def extend(q: Tensor, *args: Any, cu_seqlens: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+        calls.append((len(q), cu_seqlens is not None))
+        return delta_attention_extend(q, *args, cu_seqlens=cu_seqlens, **options)
+
+    monkeypatch.setattr(recurrent, "delta_packs", lambda *tensors, **options: packs)
+    monkeypatch.setattr(recurrent, "delta_attention_extend", extend)
+    mixer, x = build(GatedDeltaNet, n_heads=2), torch.randn(2, T, D, dtype=torch.float64)
+    starts = [0, 9, T, T, T + 33, 2 * T]
+    y = mixer.forward_documents(x, torch.tensor(starts))
+    assert calls == [(1, True) if packs else (2, False)]
+    alone = [mixer(x.reshape(1, -1, D)[:, i:j]) for i, j in pairwise(starts) if i < j]
+    assert_near(y.flatten(0, 1), torch.cat(alone, dim=1)[0], T, condition=6 * 746)
 
 
 @pytest.mark.parametrize("cls", [DeltaReBased, GatedDeltaNet, KDA, GLA, Mamba2])

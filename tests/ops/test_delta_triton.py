@@ -1,6 +1,7 @@
 """The kernels of the delta rule: built for GPUs that are not here, and held against fp64 on one."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from ops.builds import BUILDS, KernelLaunches
-from ops.delta_cases import Inputs, assert_matches, delta_inputs, recall_inputs, step_inputs
+from ops.delta_cases import Inputs, assert_matches, delta_inputs, recall_inputs, results, step_inputs
 from rebased.kernels.machine_code import compile_launch, read_cubin, read_resources
 from rebased.kernels.ptxas import ptxas_version
 from rebased.ops import delta_attention, delta_attention_extend, delta_attention_extend_, use_backend
@@ -83,7 +84,7 @@ def arguments(given: Inputs) -> tuple[Any, ...]:
     from rebased.ops.delta.gpu.operators import to_kernels
 
     state = to_kernels(given["state"], given["q"].shape[3], 2)
-    return (*(given[name] for name in ("q", "k", "v", "beta")), None, state, 2, True, UNIT_EPS)
+    return (*(given[name] for name in ("q", "k", "v", "beta")), None, state, None, 2, True, UNIT_EPS)
 
 
 def differentiated(given: Inputs) -> list[Any]:
@@ -120,7 +121,7 @@ def test_broken_gradients_are_found(kind: str) -> None:
 
     def error(gradients: list[Any]) -> float:
         args = arguments(given)
-        call = (given["do"], torch.zeros_like(args[5]), *args[:6], *(None,) * 5, *args[6:])
+        call = (given["do"], torch.zeros_like(args[5]), *args[:7], *(None,) * 5, *args[7:])
         with plain_torch(), patch.object(operators, "choose_products", lambda q: "tf32"):
             return max(operators._compare_backward(call, gradients).values())
 
@@ -145,7 +146,7 @@ def test_a_recall_task_on_a_gpu(dtype: str, precision: str) -> None:
             args = arguments(one)
             with plain_torch():
                 o, final, *buffers = operators._forward._init_fn(*args)
-                call = (one["do"], torch.zeros_like(final), *args[:6], *buffers, *args[6:])
+                call = (one["do"], torch.zeros_like(final), *args[:7], *buffers, *args[7:])
                 gradients = operators._backward._init_fn(*call)
                 found += operators._compare(args, (o, final)), operators._compare_backward(call, gradients)
     finally:
@@ -179,6 +180,27 @@ def test_on_a_gpu(shape: tuple[int, ...], degree: int, decay: float | None, dtyp
     torch.manual_seed(0)
     given = delta_inputs(*shape, degree, decay=decay, dtype=dtype, device="cuda")  # type: ignore[arg-type,misc]
     assert_matches(given, degree=degree)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("decay", [None, 1.0])
+@pytest.mark.parametrize(("K", "degree"), [(16, 2), (5, 2), (128, 1), (24, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_packed_documents_on_a_gpu(K: int, degree: int, decay: float | None, dtype: torch.dtype) -> None:
+    """Against one call per document: the same kernels with the same products."""
+    torch.manual_seed(0)
+    K, bounds = K if dtype == torch.bfloat16 else min(K, 32), [0, 1, 1, 64, 129, 700, 701, 1900, 1900]
+    given = delta_inputs(1, bounds[-1], 3, K, 64, degree, decay=decay, dtype=dtype, device="cuda")
+    given["state"] = torch.randn(len(bounds) - 1, *given["state"].shape[1:], device="cuda")
+    tokens = {name: x for name, x in given.items() if name != "state"}
+    got = results(given, "triton", degree=degree, cu_seqlens=torch.tensor(bounds, device="cuda"))
+    assert_matches(given, degree=degree, cu_seqlens=torch.tensor(bounds, device="cuda"))
+    for n, (i, j) in enumerate(pairwise(bounds)):
+        if i < j:
+            alone = {name: x[:, i:j] for name, x in tokens.items()} | {"state": given["state"][n : n + 1]}
+            o, after = delta_attention_extend(**alone, degree=degree, backend="triton")  # type: ignore[arg-type]
+            parts = [got["o"][:, i:j], got["after"][n : n + 1]]
+            assert_small_error(parts, [o.double(), after.double()], ["o", "after"], dtype)
 
 
 @pytest.mark.gpu

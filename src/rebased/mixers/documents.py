@@ -92,7 +92,7 @@ def document_numbers(cu_seqlens: Tensor, count: int) -> Tensor:
 def positions_in_documents(cu_seqlens: Tensor, tokens: Tensor) -> Tensor:
     """Return where each token stands in its own document, from 0: tokens [B,T,...] -> [B,T]. Checks cu_seqlens."""
     B, T = tokens.shape[:2]
-    _check(cu_seqlens, B, T, tokens.device)
+    check_documents(cu_seqlens, B, T, tokens.device)
     starts = cu_seqlens[document_numbers(cu_seqlens, B * T)]
     return (torch.arange(B * T, device=tokens.device) - starts).view(B, T)
 
@@ -126,8 +126,8 @@ def follow_states(x: Tensor, cu_seqlens: Tensor, state: Tensor) -> tuple[Tensor,
     return seen, places, seen[0, last]
 
 
-def _check(cu_seqlens: Tensor, B: int, T: int, device: torch.device) -> None:
-    """Check cu_seqlens. On a GPU its numbers are not looked at: the host would have to wait for them."""
+def check_documents(cu_seqlens: Tensor, B: int, T: int, device: torch.device) -> None:
+    """Check cu_seqlens of B*T tokens. On a GPU its numbers are not looked at: the host would have to wait for them."""
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64) or len(cu_seqlens) < 2:
         raise ValueError(
             "cu_seqlens must be whole numbers [0, ..., B*T], one axis; "

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.delta import low_rank
-from rebased.mixers.recurrent import RecurrentMixer, TimeStep, begin_anew
+from rebased.mixers.recurrent import RecurrentMixer, TimeStep
 from rebased.mixers.wrapper import NORM_EPS, OutputGate
 from rebased.ops import Backend
 
@@ -126,16 +126,13 @@ class Mamba2(RecurrentMixer):
     def make_conv(self, channels: int, width: int, **factory: Any) -> nn.Conv1d:
         return nn.Conv1d(channels, channels, width, groups=channels, **factory)
 
-    def attend(
-        self, x: Tensor, qkv: Tensor, memory: Tensor, first: Tensor | None = None, *, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
         """Return o + D v [B,T,H,V] and the memory after x, as RecurrentMixer does. Values are written times dt."""
         q, k, v = qkv.split(self.widths, dim=-1)
         q, k = (each.unsqueeze(2).expand(-1, -1, self.n_heads, -1) for each in (q, k))
         v = v.unflatten(-1, (self.n_heads, self.value_width))
         dt, log_decay = self.time_step(self.proj_decay(x))
-        written, log_decay = (v * dt).to(v.dtype), begin_anew(log_decay.squeeze(-1), first, q)
-        o, memory = self.recur(q, k, written, None, memory, log_decay, overwrite=overwrite)
+        o, memory = self.recur(q, k, (v * dt).to(v.dtype), None, memory, log_decay.squeeze(-1), **how)
         return o + self.skip.to(v.dtype).unsqueeze(-1) * v, memory
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:

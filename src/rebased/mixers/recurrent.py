@@ -15,13 +15,14 @@ from torch.nn import functional
 
 from rebased.mixers.checks import check_input, check_state, empty_output
 from rebased.mixers.contract import named_arguments
-from rebased.mixers.documents import positions_in_documents, space_documents
+from rebased.mixers.documents import check_documents, follow_states, positions_in_documents
 from rebased.mixers.wrapper import NORM_EPS, OutputGate, check_options, gate_heads
 from rebased.ops import (
     Backend,
     Degree,
     delta_attention_extend,
     delta_attention_extend_,
+    delta_packs,
     init_delta_state,
     short_conv,
     short_conv_extend,
@@ -114,24 +115,37 @@ class RecurrentMixer(nn.Module):
             v.unflatten(-1, (self.n_heads, self.value_width)),
         )
 
-    def attend(
-        self, x: Tensor, qkv: Tensor, memory: Tensor, first: Tensor | None = None, *, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return o [B,T,H,V] and the memory after x, with `overwrite` in the place of the one before and without
-        gradients. Nothing is left of the memory at the tokens `first` [B,T]."""
+    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        """Return o [B,T,H,V] and the memory after x; `how` are options of `recur`."""
         q, k, v = self.heads(qkv)
         beta, log_decay = self.gates(x)
-        return self.recur(q, k, v, beta, memory, begin_anew(log_decay, first, q), overwrite=overwrite)
+        return self.recur(q, k, v, beta, memory, log_decay, **how)
 
     def recur(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, memory: Tensor, log_decay: Tensor | None,
-        *, overwrite: bool,
+        *, overwrite: bool = False, cu_seqlens: Tensor | None = None, fresh: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return o [B,T,H,V] and the memory after the tokens, with `overwrite` in the place of the one before."""
-        options: Any = {"degree": self.degree, "centred": self.centred, "normalise": self.normalise}
+        """Return o [B,T,H,V] and the memory after the tokens, with `overwrite` in the place of the one before and
+        without gradients.
+
+        With cu_seqlens [n+1] the tokens are packed documents, and memory has a row for each. If these rows are `fresh`,
+        all zeros, and nobody needs those after, documents are one call also where no kernel takes them packed: the
+        first token of each has a decay that forgets all. In a chunk in which n documents begin, other decays are then
+        exact to 104 n roundoffs.
+        """
+        rule: Any = {"degree": self.degree, "centred": self.centred, "backend": self.backend}
+        if fresh and cu_seqlens is not None and not delta_packs(q, v, beta, log_decay, **rule):
+            log_decay = begin_anew(log_decay, positions_in_documents(cu_seqlens, q) == 0, q)
+            memory, cu_seqlens = memory[: len(q)], None
+        rule["normalise"] = self.normalise
         if overwrite:
-            return delta_attention_extend_(q, k, v, beta, memory, log_decay, **options, backend=self.backend), memory
-        return delta_attention_extend(q, k, v, beta, memory, log_decay, **options, backend=self.backend)
+            return delta_attention_extend_(q, k, v, beta, memory, log_decay, **rule), memory
+        shape, given = v.shape, [q, k, v, beta, log_decay]
+        if cu_seqlens is not None:  # one row
+            given = [None if x is None else x.reshape(1, -1, *x.shape[2:]) for x in given]
+        q, k, v, beta, log_decay = given  # type: ignore[assignment]
+        o, memory = delta_attention_extend(q, k, v, beta, memory, log_decay, **rule, cu_seqlens=cu_seqlens)
+        return o.view(shape), memory
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:
         """Return y [B,T,D]: the norm of each head, the output gate and the last projection."""
@@ -143,20 +157,12 @@ class RecurrentMixer(nn.Module):
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
-
-        The first token of a document has a decay that forgets all. In a chunk in which n documents begin, other decays
-        are exact to 104 n roundoffs.
-        """
+        """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D]."""
         check_input(self, x, self.proj_qkv.weight)
-        first, qkv = positions_in_documents(cu_seqlens, x) == 0, self.proj_qkv(x)
-        if self.conv is not None:
-            spaced, places = space_documents(qkv, cu_seqlens, gap=self.conv_width - 1)
-            taps = self.conv.weight.squeeze(1)
-            spaced = short_conv(spaced, taps, self.conv.bias, activation="silu", backend=self.backend)
-            qkv = spaced.index_select(1, places).view_as(qkv)
-        memory = self.init_state(x.shape[0], device=x.device, dtype=x.dtype).memory
-        return self.finish(x, self.attend(x, qkv, memory, first)[0])
+        check_documents(cu_seqlens, x.shape[0], x.shape[1], x.device)
+        conv, memory = self.init_state(len(cu_seqlens) - 1, device=x.device, dtype=x.dtype)
+        qkv, _ = self.convolve(x, conv, cu_seqlens)
+        return self.finish(x, self.attend(x, qkv, memory, cu_seqlens=cu_seqlens, fresh=True)[0])
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -181,6 +187,13 @@ class RecurrentMixer(nn.Module):
         o, memory = self.attend(x, qkv, state.memory)
         return self.finish(x, o), RecurrentState(conv, memory)
 
+    def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        """Return (y [1,N,D], state after x): extend() of each packed document by itself (mixers/documents.py)."""
+        check_input(self, x, self.proj_qkv.weight)
+        qkv, conv = self.convolve(x, state.conv, cu_seqlens)
+        o, memory = self.attend(x, qkv, state.memory, cu_seqlens=cu_seqlens)
+        return self.finish(x, o), RecurrentState(conv, memory)
+
     @torch.no_grad()
     def extend_(self, x: Tensor, state: RecurrentState) -> Tensor:
         """Return y of `extend`, and overwrite the state by the one after x. One token on a GPU reads and writes the
@@ -189,13 +202,18 @@ class RecurrentMixer(nn.Module):
         state.conv.copy_(conv)
         return self.finish(x, self.attend(x, qkv, state.memory, overwrite=True)[0])
 
-    def convolve(self, x: Tensor, conv: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q, k and v of x [B,T,channels] side by side, and the last inputs of the convolution."""
+    def convolve(self, x: Tensor, conv: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return q, k and v of x [B,T,D] side by side, and the last inputs of the convolution: of each document if
+        cu_seqlens [n+1] says where they begin."""
         qkv = self.proj_qkv(x)
         if self.conv is None:
             return qkv, conv
-        taps = self.conv.weight.squeeze(1)
-        return short_conv_extend(qkv, taps, self.conv.bias, conv, activation="silu", backend=self.backend)
+        taps, bias = self.conv.weight.squeeze(1), self.conv.bias
+        if cu_seqlens is None:
+            return short_conv_extend(qkv, taps, bias, conv, activation="silu", backend=self.backend)
+        seen, places, conv = follow_states(qkv.reshape(1, -1, qkv.shape[2]), cu_seqlens, conv)
+        after = short_conv(seen, taps, bias, activation="silu", backend=self.backend).index_select(1, places)
+        return after.view_as(qkv), conv
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds, whatever seq_len is."""
@@ -206,10 +224,8 @@ class RecurrentMixer(nn.Module):
         return named_arguments(self)
 
 
-def begin_anew(log_decay: Tensor | None, first: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return the log decay of q [B,T,H,K] with all forgotten at the tokens `first` [B,T]; None: at none."""
-    if first is None:
-        return log_decay
+def begin_anew(log_decay: Tensor | None, first: Tensor, q: Tensor) -> Tensor:
+    """Return the log decay of q [B,T,H,K] with all forgotten at the tokens `first` [B,T]."""
     if log_decay is None:
         log_decay = torch.zeros_like(q[..., 0], dtype=torch.promote_types(q.dtype, torch.float32))
     return log_decay.masked_fill(first.reshape(*first.shape, *(1,) * (log_decay.ndim - 2)), FORGET)

@@ -24,6 +24,7 @@ from rebased.ops.delta.api import (
     delta_attention_extend,
     delta_attention_extend_,
     delta_coefficients,
+    delta_packs,
     init_delta_state,
 )
 from rebased.ops.embedding.api import embed
@@ -75,6 +76,7 @@ __all__ = [
     "delta_attention_extend",
     "delta_attention_extend_",
     "delta_coefficients",
+    "delta_packs",
     "embed",
     "embed_step",
     "feature_count",

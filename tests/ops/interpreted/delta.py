@@ -87,6 +87,29 @@ def test_strided_inputs_and_documents() -> None:
     assert_small_error([got], [want], ["o"], torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("shape", "degree", "options", "bounds"),
+    [
+        ((1, 130, 2, 16, 20), 2, {}, [0, 1, 1, 66, 130]),
+        ((1, 70, 1, 9, 5), 2, {"decay": None}, [0, 0, 5, 70]),
+        ((1, 100, 2, 24, 20), 1, {"decay": 5.0}, [0, 63, 100, 100]),
+        ((1, 3, 1, 5, 3), 1, {"decay": None, "unit": True}, [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_packed_documents_are_one_call(
+    shape: tuple[int, int, int, int, int], degree: int, options: dict[str, Any], bounds: list[int]
+) -> None:
+    """Each after a state of its own; also one token, no token, and chunks that nobody fills."""
+    given = delta_inputs(*shape, degree, **options)
+    given["state"] = torch.randn(len(bounds) - 1, *given["state"].shape[1:])
+    rule = {"degree": degree, "normalise": not options.get("unit"), "cu_seqlens": torch.tensor(bounds)}
+    with recorded_launches(run=True) as found:
+        assert_matches(given, **rule)
+    names = ["prepare", "states", "outputs", "local", "grad_states", "gradients"]
+    assert [launched.kernel.__name__ for launched, _ in found] == [f"{name}_kernel" for name in names]
+
+
 STEPS: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = [  # B, H, K, V
     ((2, 2, 16, 20), {"degree": 2}),
     ((2, 3, 5, 3), {"degree": 2, "centred": True, "gate": "head"}),
@@ -132,20 +155,28 @@ def test_kernels_that_were_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(OPERATORS["delta.gpu.operators.forward"], "demoted", Everything([0]))
     assert_matches(delta_inputs(1, 70, 1, 8, 4, 2), degree=2)
+    packed = delta_inputs(1, 70, 1, 8, 4, 2)
+    packed["state"] = packed["state"].repeat(2, 1, 1, 1)
+    assert_matches(packed, degree=2, cu_seqlens=torch.tensor([0, 7, 70]))
 
 
 def test_half_precision() -> None:
     assert_matches(delta_inputs(1, 70, 1, 16, 8, 2, dtype=torch.float16), degree=2)
 
 
-def test_compiles_as_one_graph() -> None:
+@pytest.mark.parametrize("bounds", [None, [0, 2, 5]], ids=str)
+def test_compiles_as_one_graph(bounds: list[int] | None) -> None:
     """aot_eager: tracing and its fake tensors, without the minute that generating code takes."""
     given = delta_inputs(1, 5, 1, 4, 4, 2)
     given.pop("state")
     leaves = [x.requires_grad_() for x in given.values()]
     compiled = torch.compile(delta_attention, backend="aot_eager", fullgraph=True)
-    o = compiled(*leaves, degree=2, backend="triton")
-    want = delta_attention(*leaves, degree=2, backend="triton")
+    rule: dict[str, Any] = {"degree": 2, "backend": "triton"}
+    if bounds is not None:
+        rule["cu_seqlens"] = torch.tensor(bounds)
+        torch._dynamo.mark_dynamic(rule["cu_seqlens"], 0)  # no two batches have as many documents
+    o = compiled(*leaves, **rule)
+    want = delta_attention(*leaves, **rule)
     got_grads, want_grads = (torch.autograd.grad(x.sum(), leaves) for x in (o, want))
     assert_small_error([o, *got_grads], [want, *want_grads], ["o", *given], torch.float32)
 

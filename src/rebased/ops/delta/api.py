@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from rebased.ops.backend import Backend, accumulate_dtype, in_torch_func, kernel_path, without_autocast
 from rebased.ops.delta import reference
+from rebased.ops.delta.documents import each_document
 from rebased.ops.derivatives import in_forward_mode
 from rebased.ops.polynomial import chunked_recurrence
 from rebased.ops.polynomial.api import check_cu_seqlens, check_inputs, document_bounds
@@ -91,7 +91,8 @@ def delta_attention(
         centred: with degree 2, take (s^2 - 1/K) / (1 - 1/K) in place of s^2: it is zero on average, and 1 for s = 1.
         normalise: True (default): q and k are divided by their lengths. The rule needs keys of length 1; with False
             they must have it, unless beta is None.
-        cu_seqlens: as in poly_attention: the row holds documents that do not see each other.
+        cu_seqlens: as in poly_attention: the row holds documents that do not see each other. The kernels take all at
+            once, each from a chunk of its own; plain torch takes one after the other (delta_packs).
         backend: "reference" and "recurrent" go token by token; "chunked" is plain torch in chunks, on every device;
             "triton" is kernels, for a beta, no decay or one per head, and keys as wide as 128 (degree 1) or 16 (degree
             2, not centred); "auto" is "triton" on a GPU if its kernels take the call, else "chunked".
@@ -107,12 +108,13 @@ def delta_attention(
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
     log_decay = None if log_decay is None else bounded(log_decay)
-    if cu_seqlens is None and _path(backend, q, v, beta, log_decay, coefficients) == "triton":
+    rows, (_, _, H, K) = _rows(q, cu_seqlens), q.shape
+    if (cu_seqlens is None or q.numel() > 0) and _path(backend, q, v, beta, log_decay, coefficients) == "triton":
         from rebased.ops.delta.gpu import operators
 
         assert beta is not None
-        return operators.attend(q, k, v, log_decay, beta, degree=degree, normalise=normalise, eps=UNIT_EPS)
-    rows, (_, _, H, K) = _rows(q, cu_seqlens), q.shape
+        rule: Any = {"degree": degree, "normalise": normalise, "eps": UNIT_EPS}
+        return operators.attend(q, k, v, log_decay, beta, **rule, cu_seqlens=cu_seqlens)
     state = init_delta_state(rows, H, K, v.shape[3], degree=degree, centred=centred, device=q.device, dtype=q.dtype)
     return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)[0]
 
@@ -185,6 +187,20 @@ def delta_attention_extend_(
     return o
 
 
+def delta_packs(
+    q: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    *,
+    degree: Degree = 1,
+    centred: bool = False,
+    backend: Backend = "auto",
+) -> bool:
+    """True if delta_attention of these takes packed documents at once, not one after the other."""
+    return _path(backend, q, v, beta, log_decay, delta_coefficients(degree, q.shape[3], centred)) == "triton"
+
+
 def _check_state(state: Tensor, q: Tensor, v: Tensor, coefficients: Coefficients, rows: int) -> None:
     wanted = [rows, q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
     if not isinstance(state, Tensor):
@@ -224,21 +240,17 @@ def _extend(
     if name == "triton":
         from rebased.ops.delta.gpu import operators
 
-        path: Any = partial(operators.extend, degree=_degree(coefficients), normalise=normalise, eps=UNIT_EPS)
+        rule: Any = {"degree": _degree(coefficients), "normalise": normalise, "eps": UNIT_EPS}
+        path: Any = partial(operators.extend, **rule, cu_seqlens=cu_seqlens)
     else:
         recur = reference.recur if name == "reference" else chunked_recurrence.recur
         path = partial(_in_torch, recur, coefficients, normalise)
     if q.numel() == 0:
         return v.to(v.dtype, copy=True), state
-    if cu_seqlens is None:
+    if cu_seqlens is None or name == "triton":
         return path(q, k, v, log_decay, beta, state)
-    outputs, states = [], list(state.split(1))
-    for n, (i, j) in enumerate(pairwise(document_bounds(cu_seqlens, q))):
-        if i < j:
-            document = (None if x is None else x[:, i:j] for x in (q, k, v, log_decay, beta))
-            o, states[n] = path(*document, states[n])
-            outputs.append(o)
-    return torch.cat(outputs, dim=1), torch.cat(states)
+    outputs, after = each_document(path, (q, k, v, log_decay, beta), state, document_bounds(cu_seqlens, q))
+    return torch.cat(outputs, dim=1), after
 
 
 def _check(

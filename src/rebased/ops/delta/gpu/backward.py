@@ -57,33 +57,40 @@ def local_kernel(
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def grad_states_kernel(
-    do, qk, gates, N, dx, d_final, dv, d_states, d_initial, do_batch, do_token, do_head, T, chunks, programs, H, V,
-    KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
-    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
+    do, qk, gates, N, dx, d_final, bounds, dv, d_states, d_initial, do_batch, do_token, do_head,
+    T, chunks, programs, H, V, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
+    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V], dense; the gradient of the state after each chunk (d_states [BH, chunks, F, VP]) and of the
-    first."""
+    first. PACKED as in states_kernel."""
     pid = tl.program_id(0)
     m, column = (pid // (VP // BV)).to(tl.int64), pid % (VP // BV) * BV
     F: tl.constexpr = TILES * FT
     dtype: tl.constexpr = qk.dtype.element_ty
+    own, start, count = m, 0, chunks
+    if PACKED:
+        start = tl.load(bounds + m // H)
+        count = tl.load(bounds + m // H + 1) - start
+        m = m % H
+        do += start.to(tl.int64) * C * do_token
+        dv += start.to(tl.int64) * C * (H * V)
     do += m // H * do_batch + m % H * do_head
-    q = qk + m * chunks * C * KP
+    q = qk + (m * chunks + start) * C * KP
     k = q + programs.to(tl.int64) * C * KP
-    gates += m * chunks * C
-    N += m * chunks * C * C
-    dx += m * chunks * C * VP
+    gates += (m * chunks + start) * C
+    N += (m * chunks + start) * C * C
+    dx += (m * chunks + start) * C * VP
     dv += m // H * T * (H * V) + m % H * V
-    d_states += m * chunks * F * VP
-    d_final += m * F * VP
-    d_initial += m * F * VP
+    d_states += (m * chunks + start) * F * VP
+    d_final += own * F * VP
+    d_initial += own * F * VP
     lanes, columns = tl.arange(0, C), column + tl.arange(0, BV)
     S0 = tl.load(state_tile(d_final, 0, column, FT, VP, BV))
     if TILES == 3:
         S1 = tl.load(state_tile(d_final, 1, column, FT, VP, BV))
         S2 = tl.load(state_tile(d_final, 2, column, FT, VP, BV))
-    for step in range(chunks):
-        chunk = chunks - 1 - step
+    for step in range(count):
+        chunk = count - 1 - step
         first = chunk * C
         to = d_states + chunk.to(tl.int64) * F * VP
         known = S0.to(dtype)

@@ -196,28 +196,36 @@ def _step(S, phi, x, kept, PRODUCTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def states_kernel(
-    v, qk, gates, N, initial, x, states, final, v_batch, v_token, v_head, T, chunks, programs, H, V,
+    v, qk, gates, N, initial, bounds, x, states, final, v_batch, v_token, v_head, T, chunks, programs, H, V,
     KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
-    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
+    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """x [BH, TP, VP], the state before each chunk times its weights (states [BH, chunks, F, VP]) and after the last."""
+    """x [BH, TP, VP], the state before each chunk times its weights (states [BH, chunks, F, VP]) and after the last.
+
+    PACKED: sequence n is a document of the only row, chunks bounds[n] to bounds[n + 1], with states of its own."""
     pid = tl.program_id(0)
     m, column = (pid // (VP // BV)).to(tl.int64), pid % (VP // BV) * BV
     F: tl.constexpr = TILES * FT
     dtype: tl.constexpr = qk.dtype.element_ty
+    own, start, count = m, 0, chunks
+    if PACKED:
+        start = tl.load(bounds + m // H)
+        count = tl.load(bounds + m // H + 1) - start
+        m = m % H
+        v += start.to(tl.int64) * C * v_token
     v += m // H * v_batch + m % H * v_head
-    k = qk + (programs.to(tl.int64) + m * chunks) * C * KP
-    gates += m * chunks * C
-    N += m * chunks * C * C
-    x += m * chunks * C * VP
-    states += m * chunks * F * VP
-    initial += m * F * VP
-    final += m * F * VP
+    k = qk + (programs.to(tl.int64) + m * chunks + start) * C * KP
+    gates += (m * chunks + start) * C
+    N += (m * chunks + start) * C * C
+    x += (m * chunks + start) * C * VP
+    states += (m * chunks + start) * F * VP
+    initial += own * F * VP
+    final += own * F * VP
     S0 = tl.load(state_tile(initial, 0, column, FT, VP, BV))
     if TILES == 3:
         S1 = tl.load(state_tile(initial, 1, column, FT, VP, BV))
         S2 = tl.load(state_tile(initial, 2, column, FT, VP, BV))
-    for chunk in range(chunks):
+    for chunk in range(count):
         first = chunk * C
         known = S0.to(dtype)
         tl.store(state_tile(states, 0, column, FT, VP, BV), known)

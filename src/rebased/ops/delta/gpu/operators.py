@@ -19,6 +19,7 @@ from rebased.ops.comparison import (
     replace_tensors,
     some,
 )
+from rebased.ops.delta.documents import each_document, whole_chunks
 from rebased.ops.delta.gpu.backward import grad_states_kernel, gradients_kernel, local_kernel
 from rebased.ops.delta.gpu.forward import C, outputs_kernel, prepare_kernel, states_kernel
 from rebased.ops.kernel_launch import compile_together, launch
@@ -36,6 +37,7 @@ WIDEST_EXACT = 32
 """The same of factors in fp32. With 64 and a gate the backward pass reads outside of its memory on an H200."""
 WIDEST_VALUES = 128
 HEADS_CHECKED = 2
+DOCUMENTS_CHECKED = 8
 COEFFICIENTS = {1: (0.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
 
 
@@ -213,8 +215,16 @@ def from_kernels(state: Tensor, K: int, V: int, degree: int) -> Tensor:
     return canonical(PolyState(state, state[..., 0]), V, K, COEFFICIENTS[2]).kv
 
 
-def _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
-    """o and the final state, differentiable."""
+def _attend_in_torch(q, k, v, beta, decay, initial, bounds, degree, normalise, eps):
+    """o and the final state, differentiable. With `bounds` o is zero after the last document."""
+    if bounds is not None:
+
+        def attend(q, k, v, beta, decay, state):
+            return _attend_in_torch(q, k, v, beta, decay, state, None, degree, normalise, eps)
+
+        starts = (CHUNK * bounds).tolist()
+        outputs, final = each_document(attend, (q, k, v, beta, decay), initial, starts)
+        return torch.cat([*outputs, torch.zeros_like(v[:, starts[-1] :])], dim=1), final
     dtype, K, V = initial.dtype, q.shape[3], v.shape[3]
     q, k, u = (x.to(dtype) for x in (q, k, v))
     if normalise:
@@ -225,16 +235,25 @@ def _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
     return o.to(v.dtype), to_kernels(after, K, degree)
 
 
-def _in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
+def _in_torch(q, k, v, beta, decay, initial, bounds, degree, normalise, eps):
     """As _forward; without buffers, the backward pass is in torch, too."""
-    return *_attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps), *(v.new_empty(0),) * 5
+    return *_attend_in_torch(q, k, v, beta, decay, initial, bounds, degree, normalise, eps), *(v.new_empty(0),) * 5
 
 
-def _some_heads(tensors):
-    """One batch row and some heads of each: of [B, T, H, ...] or of states [B, H, F, V] (the flag)."""
-    row = some(tensors[0][0].shape[0], 1)[-1:]
-    heads = some(tensors[0][0].shape[2], HEADS_CHECKED)
-    return [None if x is None else pick(pick(x, 0, row), 1 if state else 2, heads) for x, state in tensors]
+def _samples(tensors, bounds):
+    """Some heads of one batch row or of some packed documents: of [B, T, H, ...] or of states [B, H, F, V] (the flag).
+    And the bounds of these documents."""
+    (B, _, H, *_), axis = tensors[0][0].shape, 0
+    heads, rows = some(H, HEADS_CHECKED), some(B, 1)[-1:]
+    tokens = rows
+    if bounds is not None:
+        starts, axis = (CHUNK * bounds).tolist(), 1
+        there = [n for n in range(len(starts) - 1) if starts[n] < starts[n + 1]]
+        rows = [there[n] for n in some(len(there), DOCUMENTS_CHECKED)]
+        tokens = [token for n in rows for token in range(starts[n], starts[n + 1])]
+        bounds = functional.pad(bounds.diff()[rows].cumsum(0), (1, 0))
+    picked = [(pick(x, 0, rows), 1) if state else (pick(x, axis, tokens), 2) for x, state in tensors]
+    return [pick(x, of, heads) for x, of in picked], bounds
 
 
 def _roundoff(q: Tensor) -> float:
@@ -244,38 +263,44 @@ def _roundoff(q: Tensor) -> float:
 
 def _compare(args, result):
     """Errors of o and the final state, in some heads."""
-    *tensors, degree, normalise, eps = args
+    *tensors, initial, bounds, degree, normalise, eps = args
     o, final = result[:2]
-    *small, o, final = _some_heads([(x, x is tensors[5]) for x in tensors] + [(o, False), (final, True)])
+    given = [*((x, False) for x in tensors), (initial, True), (o, False), (final, True)]
+    (*small, o, final), bounds = _samples(given, bounds)
     parts = [o, final]
-    return compare_calls(_attend_in_torch, [((*small, degree, normalise, eps), parts)], parts, _roundoff(args[0]))
+    call = (*small, bounds, degree, normalise, eps), parts
+    return compare_calls(_attend_in_torch, [call], parts, _roundoff(args[0]))
 
 
-def _differentiate(do, d_final, q, k, v, beta, decay, initial, degree, normalise, eps):
+def _differentiate(do, d_final, q, k, v, beta, decay, initial, bounds, degree, normalise, eps):
     def attend(q, k, v, beta, decay, initial):
-        return _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps)
+        return _attend_in_torch(q, k, v, beta, decay, initial, bounds, degree, normalise, eps)
 
     return differentiate(attend, (q, k, v, beta, decay, initial), do, d_final)
 
 
-def _backward_in_torch(do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps):
+def _backward_in_torch(
+    do, d_final, q, k, v, beta, decay, initial, bounds, qk, gates, N, x, states, degree, normalise, eps
+):
     """As _backward."""
-    found = _differentiate(do, d_final, q, k, v, beta, decay, initial, degree, normalise, eps)
+    found = _differentiate(do, d_final, q, k, v, beta, decay, initial, bounds, degree, normalise, eps)
     return [q.new_empty(0) if x is None else x for x in found]
 
 
 def _compare_backward(args, result):
     """Errors of all gradients, in some heads."""
     do, d_final, *given, degree, normalise, eps = args
-    tensors = [(do, False), (d_final, True), *((x, x is given[5]) for x in given[:6])]
+    *tensors, initial, bounds = given[:7]
+    given = [(do, False), (d_final, True), *((x, False) for x in tensors), (initial, True)]
     of = [(None if x.numel() == 0 else x, number == 5) for number, x in enumerate(result)]
-    small = _some_heads(tensors + of)
+    small, bounds = _samples(given + of, bounds)
     parts = _gates_by_head(small[8:])
 
     def law(*args):
         return _gates_by_head(_differentiate(*args))
 
-    return compare_calls(law, [((*small[:8], degree, normalise, eps), parts)], parts, _roundoff(given[0]))
+    call = (*small[:8], bounds, degree, normalise, eps), parts
+    return compare_calls(law, [call], parts, _roundoff(args[2]))
 
 
 def _gates_by_head(gradients):
@@ -291,20 +316,23 @@ def _plan(*args):
     """Both passes without data: the kernels of the first call are compiled at once."""
     args = replace_tensors(args, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"))
     o, final, *buffers = _forward._init_fn(*args)
-    _backward._init_fn(o, final, *args[:6], *buffers, *args[6:])
+    _backward._init_fn(o, final, *args[:7], *buffers, *args[7:])
 
 
 @torch.library.custom_op("rebased::delta", mutates_args=())
 @checked(_in_torch, compare=_compare)
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None, initial: Tensor, degree: int, normalise: bool,
-    eps: float,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None, initial: Tensor, bounds: Tensor | None,
+    degree: int, normalise: bool, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """o [B, T, H, V], the final state [B, H, F', VP] as initial is, and Buffers. Last strides are 1, gates dense."""
+    """o [B, T, H, V], the final state [B, H, F', VP] as initial is, and Buffers. Last strides are 1, gates dense.
+
+    bounds: chunks in which n packed documents begin, and the one after the last (whole_chunks): B is 1, and there are n
+    states. Results at tokens after the last document are not defined."""
     s = Sizes.of(q, v, decay, degree, normalise)
-    if q.is_cuda and (new := (*s[3:], q.dtype, beta.dtype)) not in _compiled:
+    if q.is_cuda and (new := (*s[3:], q.dtype, beta.dtype, bounds is None)) not in _compiled:
         _compiled.add(new)
-        compile_together(lambda: _plan(q, k, v, beta, decay, initial, degree, normalise, eps), q.device)
+        compile_together(lambda: _plan(q, k, v, beta, decay, initial, bounds, degree, normalise, eps), q.device)
     b = s.buffers(v)
     o, final = torch.empty(v.shape, device=v.device, dtype=v.dtype), torch.empty_like(initial)
     tiles = choose_tiles(s)
@@ -313,8 +341,9 @@ def _forward(
         s.K, eps, **s.constants(tiles.prepare, NORMALISE=normalise),
     )  # fmt: skip
     launch(
-        states_kernel, (s.B * s.H * s.value_tiles(tiles.states),), v, b.qk, b.gates, b.N, initial, b.x, b.states,
-        final, *_strides(v), *s.numbers, s.V, **s.constants(tiles.states, **s.of_states(tiles.states)),
+        states_kernel, (len(initial) * s.H * s.value_tiles(tiles.states),), v, b.qk, b.gates, b.N, initial, bounds,
+        b.x, b.states, final, *_strides(v), *s.numbers, s.V,
+        **s.constants(tiles.states, PACKED=bounds is not None, **s.of_states(tiles.states)),
     )  # fmt: skip
     launch(
         outputs_kernel, (s.programs * s.value_tiles(tiles.outputs),), b.qk, b.gates, b.x, b.states, o, *s.numbers,
@@ -324,7 +353,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q, k, v, beta, decay, initial, degree, normalise, eps):
+def _(q, k, v, beta, decay, initial, bounds, degree, normalise, eps):
     o = torch.empty(v.shape, device=v.device, dtype=v.dtype)
     return o, torch.empty_like(initial), *Sizes.of(q, v, decay, degree, normalise).buffers(v)
 
@@ -333,11 +362,12 @@ def _(q, k, v, beta, decay, initial, degree, normalise, eps):
 @checked(_backward_in_torch, compare=_compare_backward, inputs=lambda *args: args[:8])
 def _backward(
     do: Tensor, d_final: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None, initial: Tensor,
-    qk: Tensor, gates: Tensor, N: Tensor, x: Tensor, states: Tensor, degree: int, normalise: bool, eps: float,
+    bounds: Tensor | None, qk: Tensor, gates: Tensor, N: Tensor, x: Tensor, states: Tensor, degree: int,
+    normalise: bool, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v, beta, decay (empty if there is none) and initial."""
     if qk.numel() == 0:  # the forward pass was in torch
-        args = (do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps)
+        args = (do, d_final, q, k, v, beta, decay, initial, bounds, qk, gates, N, x, states, degree, normalise, eps)
         with plain_torch():
             return tuple(x.clone() for x in _backward_in_torch(*args))
     s = Sizes.of(q, v, decay, degree, normalise)
@@ -351,9 +381,9 @@ def _backward(
         s.V, **s.constants(tiles.local, **s.of_values(tiles.local)),
     )  # fmt: skip
     launch(
-        grad_states_kernel, (s.B * s.H * s.value_tiles(tiles.grad_states),), do, qk, gates, N, dx, d_final, dv,
-        d_states, d_initial, *_strides(do), *s.numbers, s.V,
-        **s.constants(tiles.grad_states, **s.of_states(tiles.grad_states)),
+        grad_states_kernel, (len(initial) * s.H * s.value_tiles(tiles.grad_states),), do, qk, gates, N, dx, d_final,
+        bounds, dv, d_states, d_initial, *_strides(do), *s.numbers, s.V,
+        **s.constants(tiles.grad_states, PACKED=bounds is not None, **s.of_states(tiles.grad_states)),
     )  # fmt: skip
     launch(
         gradients_kernel, (s.programs,), do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay,
@@ -365,7 +395,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps):
+def _(do, d_final, q, k, v, beta, decay, initial, bounds, qk, gates, N, x, states, degree, normalise, eps):
     like = [torch.empty(each.shape, device=each.device, dtype=each.dtype) for each in (q, k, v, beta)]
     d_decay = q.new_empty(0) if decay is None else torch.empty_like(decay)
     return *like, d_decay, torch.empty_like(initial)
@@ -381,32 +411,39 @@ def _autograd(ctx, do, d_final, *_):
     do = do if do.stride(3) == 1 else do.contiguous()
     found = _backward(do, d_final.contiguous(), *saved, ctx.degree, ctx.normalise, ctx.eps)
     *gradients, d_decay, d_initial = found
-    return *gradients, None if saved[4] is None else d_decay, d_initial, None, None, None
+    return *gradients, None if saved[4] is None else d_decay, d_initial, None, None, None, None
 
 
 _forward.register_autograd(_autograd, setup_context=_setup)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, *, degree: int, normalise: bool, eps: float
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, *, degree: int, normalise: bool,
+    eps: float, cu_seqlens: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """delta_attention: o in the dtype of v. q, k and v as a caller gives them."""
     (B, _, H, _), (tiles, tile) = q.shape, feature_tiles(q.shape[3], degree)
-    zeros = torch.zeros(B, H, tiles * tile, padded(v.shape[3]), device=q.device, dtype=torch.float32)
-    return _call(q, k, v, log_decay, beta, zeros, degree, normalise, eps)[0]
+    rows = B if cu_seqlens is None else len(cu_seqlens) - 1
+    zeros = torch.zeros(rows, H, tiles * tile, padded(v.shape[3]), device=q.device, dtype=torch.float32)
+    return _call(q, k, v, log_decay, beta, zeros, cu_seqlens, degree, normalise, eps)[0]
 
 
 def extend(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor, *, degree: int,
-    normalise: bool, eps: float,
+    normalise: bool, eps: float, cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """delta_attention_extend: o, and the state after."""
     initial = to_kernels(state, q.shape[3], degree)
-    o, final = _call(q, k, v, log_decay, beta, initial, degree, normalise, eps)
+    o, final = _call(q, k, v, log_decay, beta, initial, cu_seqlens, degree, normalise, eps)
     return o, from_kernels(final, q.shape[3], v.shape[3], degree)
 
 
-def _call(q, k, v, decay, beta, initial, degree, normalise, eps):
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    decay = None if decay is None else decay.contiguous()
-    return _forward(q, k, v, beta.contiguous(), decay, initial, degree, normalise, eps)[:2]
+def _call(q, k, v, decay, beta, initial, cu_seqlens, degree, normalise, eps):
+    given, bounds = [q, k, v, beta, decay], None
+    if cu_seqlens is not None:
+        layout = whole_chunks(cu_seqlens, q.shape[1], CHUNK)
+        given, bounds = [None if x is None else layout.spread(x) for x in given], layout.bounds
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in given[:3])
+    beta, decay = (None if x is None else x.contiguous() for x in given[3:])
+    o, final = _forward(q, k, v, beta, decay, initial, bounds, degree, normalise, eps)[:2]
+    return o if bounds is None else layout.gather(o), final
