@@ -118,7 +118,7 @@ def read_machine_code(launched: Sequence[Launched], worst: dict[str, float]) -> 
             _read.add(compiled.hash)
             count += 1
             if read_cubin(compiled.asm["cubin"]).wrong:
-                worst[f"a wrong descriptor in {compiled.name}"] = math.inf
+                worst[f"a wrong descriptor or address in {compiled.name}"] = math.inf
     return count
 
 

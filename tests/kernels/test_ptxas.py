@@ -15,6 +15,7 @@ from small_kernels import copy_kernel, general_kernel, not_a_kernel, scale_kerne
 
 from rebased.cli import main
 from rebased.kernels import ptxas
+from rebased.kernels.alignment import misaligned
 from rebased.kernels.machine_code import compile_launch, false_descriptors
 from rebased.kernels.ptxas import check_cubins, check_kernel, newer_ptxas, parse_arch, parse_value, using_ptxas
 
@@ -67,6 +68,51 @@ def test_half_of_a_shifted_number_leaves_the_next_register_alone() -> None:
     upper = "UIADD3.X UR19, UR8, 0x40000040, URZ, UP2, !UPT"
     assert false_descriptors([*built, upper]) == []
     assert false_descriptors([*built, "ULDC.64 UR8, c[0x0][0x210]", upper]) != []
+
+
+def listed(*lines: str) -> str:
+    """As nvdisasm prints instructions and labels."""
+    return "\n".join(line if line.startswith(".L") else f"        /*0000*/    {line} ;" for line in lines)
+
+
+BASE = ("S2UR UR5, SR_CgaCtaId", "UMOV UR7, 0x400", "ULEA UR7, UR5, UR7, 0x18", "S2R R123, SR_TID.X")
+SHIFTED = "SHF.R.U32.HI R23, RZ, 0x1, R22"
+ADDRESS = (
+    "LOP3.LUT R23, R123, 0x6, RZ, 0xc0, !PT",
+    "LOP3.LUT R22, R123, 0x30, RZ, 0xc0, !PT",
+    "LEA R22, R22, R23, 0x2",
+    SHIFTED,
+    "SHF.L.U32 R22, R22, 0x4, RZ",
+    "IMAD.SHL.U32 R20, R123, 0x2, RZ",
+    "LOP3.LUT R20, R23, 0x90, R20, 0x78, !PT",
+    "LOP3.LUT R23, R123, 0x1, RZ, 0xc0, !PT",
+    "IMAD.SHL.U32 R23, R23, 0x8, RZ",
+    "LOP3.LUT R20, R23, R22, R20, 0x1e, !PT",
+)
+"""Of a layout of shared memory, as ptxas 12.8 computes it in query_grad_kernel: R22 is shifted to the right after
+something was added to it, and before in PTX."""
+
+
+def test_an_address_that_is_computed_wrong_is_found() -> None:
+    store = "STS.64 [R20+UR7+0x100], R14"
+    right = [line for line in ADDRESS if line != SHIFTED]
+    right.insert(2, SHIFTED)
+    assert misaligned(listed(*BASE, *right, store)) == []
+    assert misaligned(listed(*BASE, *ADDRESS, store)) == [f"{store} is at no multiple of 8"]
+    assert misaligned(listed(*BASE, *ADDRESS, store.replace(".64", ".U8"))) == []
+    kept = ("STL [R1+0x150], R20", "MOV R20, RZ", "LDL.LU R122, [R1+0x150]")
+    assert misaligned(listed(*BASE, *ADDRESS, *kept, "LDS.64 R18, [R122+UR7]", store)) != []
+
+
+def test_an_address_that_is_not_known_is_not_judged() -> None:
+    load = "LDS.128 R8, [R2]"
+    assert misaligned(listed("S2R R2, SR_TID.X", load)) == [f"{load} is at no multiple of 16"]
+    for line in ("LDG.E R2, desc[UR8][R4.64]", "@P0 MOV R2, RZ", "LDS.64 R1, [R8]", "SHFL.BFLY PT, R2, R2, 0x1, 0x1f"):
+        assert misaligned(listed("S2R R2, SR_TID.X", line, load)) == [], line
+    assert misaligned(listed("S2R R2, SR_TID.X", f"@P0 {load}")) == []
+    around = ("MOV R2, RZ", "@P0 BRA `(.L_x_0)", "S2R R2, SR_TID.X", "BRA `(.L_x_1)", ".L_x_0:", load, ".L_x_1:", load)
+    assert misaligned(listed(*around)) == []  # the second comes from both sides
+    assert misaligned(listed("S2R R2, SR_TID.X", *around[1:])) != []
 
 
 def test_a_report() -> None:

@@ -97,6 +97,31 @@ def test_states_in_and_out_and_decoding() -> None:
     assert_small_error(*results, ("o", "kv", "z"), torch.float32)
 
 
+@pytest.mark.parametrize("K", [1, 3, 5])
+@pytest.mark.parametrize("V", [20, 24, 28])
+def test_gradients_of_one_token_in_tf32(K: int, V: int) -> None:
+    """After a state. Its kernel has a tile of its own: with another one it ends with "misaligned address"."""
+    tensors = [*made(1, 10, 2, K, V, dtype=torch.float32), decays(1, 10, 2, 0.05)]
+
+    def run(given: list[Tensor], backend: Any) -> list[Tensor]:
+        q, k, v, do, g = (x.detach().requires_grad_() for x in given)
+        state = init_poly_state(1, 2, K, V, BASED, device="cuda", dtype=q.dtype)
+        for at in (slice(0, 9), slice(9, 10)):
+            o, state = poly_attention_extend(
+                q[:, at], k[:, at], v[:, at], state, coefficients=BASED, log_decay=g[:, at], backend=backend
+            )
+        return [o.detach(), *torch.autograd.grad(o, (q, k, v, g), do[:, 9:])]
+
+    wide = [x.double() for x in tensors]
+    want, moved = (run(x, "reference") for x in (wide, [changed(x, torch.float16) for x in wide]))
+    torch.set_float32_matmul_precision("high")
+    try:
+        got = run(tensors, "triton")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert_small_change(got, want, moved, NAMES, torch.float16)
+
+
 @pytest.mark.parametrize("name", ["gated_rebased", "gated_based"])
 def test_a_compiled_mixer_is_the_mixer(name: str) -> None:
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ import torch
 from benchmarks.launches import Call, gpu_modules, kernels_of, launches_of
 
 from benchmark_command import succeed
-from rebased.kernels.machine_code import compile_launch, false_descriptors, instructions
+from rebased.kernels.machine_code import compile_launch, false_descriptors, instructions, read_cubin
 from rebased.kernels.verify_cases import REGIMES, Regime, forced
 from rebased.ops import BASED, REBASED
 from rebased.ops.kernel_launch import planned
@@ -108,6 +108,15 @@ def test_false_descriptors_are_found() -> None:
     false = ["ULDC UR16, c[0x0][0x290]", *sound, "UIADD3.X UR55, UR16, -0x3ffffff0, URZ, UP0, !UPT"]
     assert false_descriptors(sound) == []
     assert false_descriptors(false) == [f"{false[-1]} after {false[0]}"]
+
+
+def test_gradients_of_one_token_are_computed_at_right_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32, with a gate and a state, which has a tile of its own."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    launches = launches_of(Call(FP32, 1, 24, 1, BASED, "chunked", "extend", gated=True))
+    (launch,) = [each for each in launches if each["kernel"].__name__ == "query_grad_kernel"]
+    assert launch["values"]["PRECISION"] == "tf32"
+    assert read_cubin(compile_launch(launch, 90).asm["cubin"]).wrong == []
 
 
 @pytest.mark.release

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rebased.kernels.alignment import misaligned
+
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -76,7 +78,10 @@ def tool(name: str, *options: str, cubin: bytes) -> str:
 
 def instructions(cubin: bytes) -> list[str]:
     """The machine instructions of a compiled kernel, without their predicates."""
-    listing = tool("nvdisasm", "-c", cubin=cubin)
+    return _instructions(tool("nvdisasm", "-c", cubin=cubin))
+
+
+def _instructions(listing: str) -> list[str]:
     return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", listing, re.M)
 
 
@@ -87,14 +92,16 @@ class MachineCode(NamedTuple):
     stack: int  # bytes per thread; above 0 where registers are spilled
     instructions: int
     products: int  # of tensor cores that read shared memory through descriptors (wgmma)
-    wrong: list[str]  # instructions that build a wrong descriptor
+    wrong: list[str]  # instructions that build a wrong descriptor, or access shared memory where they cannot
 
 
 def read_cubin(cubin: bytes) -> MachineCode:
-    """The machine code of a compiled kernel: what it needs, and whether its descriptors are right."""
-    needed, listing = read_resources(cubin), instructions(cubin)
-    products = sum(_PRODUCT.match(line) is not None for line in listing)
-    return MachineCode(*needed, len(listing), products, false_descriptors(listing))
+    """The machine code of a compiled kernel: what it needs, and whether its descriptors and addresses are right."""
+    listing = tool("nvdisasm", "-c", cubin=cubin)
+    found = _instructions(listing)
+    products = sum(_PRODUCT.match(line) is not None for line in found)
+    wrong = [*false_descriptors(found), *misaligned(listing)]
+    return MachineCode(*read_resources(cubin), len(found), products, wrong)
 
 
 class Resources(NamedTuple):

@@ -141,6 +141,7 @@ TABLES: dict[tuple[Products, Literal["quadratic", "chunked"]], _Table] = {
         *_WIDE_32_BITS,
     ),
     ("tf32", "chunked"): (
+        Row(_tiles(_SQUARE, _PLAIN, _KEYS, TWO_WARPS), KP=16, VP=32, T=1, low=True),  # else misaligned with a gate
         Row(_tiles(_SQUARE, _SQUARE, _KEYS, TWO_WARPS), KP=16, VP=32),
         Row(_tiles(TWO_WARPS, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64),
         *_WIDE_32_BITS,
