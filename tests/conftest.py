@@ -19,6 +19,7 @@ from mixer_option import MIXER, find_mixer
 from registers import registers_kept
 from task_option import TASK, find_task
 
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before the first product: tests of batch invariance need it
 TORCH_ALONE = find_spec("pydantic") is None
 """True on a GPU machine with torch alone, without pydantic: `python3 -m pytest -m gpu` then runs only tests/ops."""
 collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "ops"] if TORCH_ALONE else []

@@ -22,7 +22,7 @@ from rebased.ops import (
     poly_attention,
     poly_attention_extend,
 )
-from rebased.ops.invariance import GRID, fixed_linear
+from rebased.ops.invariance import GRID, ask_for_equal_products, fixed_linear
 from served_model import Listener, make_engine, run
 
 B = 64
@@ -265,3 +265,11 @@ def test_nothing_changes_without_it() -> None:
     with pytest.raises(RuntimeError), batch_invariant():
         raise RuntimeError
     assert torch.equal(nn.functional.linear(x, weight), before)
+
+
+def test_products_that_differ_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    ask_for_equal_products.__wrapped__()
+    assert not caplog.records
+    monkeypatch.setattr(torch, "bmm", lambda a, b: torch.full((len(a), 35, 9), float(len(a))))
+    ask_for_equal_products.__wrapped__()
+    assert "set MKL_CBWR=AUTO,STRICT before Python starts" in caplog.text

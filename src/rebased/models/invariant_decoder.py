@@ -16,9 +16,12 @@ from rebased.models.decoder import FIRST_CAPACITY, Decoder
 from rebased.models.network import LMState, Network
 from rebased.models.sampling import Sampling
 from rebased.models.step_graph import Stepped
-from rebased.ops.invariance import GRID
+from rebased.ops.invariance import GRID, ask_for_equal_products
 
-CPU_BLOCK = 8  # slots: a step of 1 slot becomes one of 8, a step of 64 becomes 8 of 8
+CPU_BLOCK = 32
+"""Slots: a step of 1 slot becomes one of 32, a step of 64 becomes two of 32. On a CPU torch computes the last numbers
+of a tensor by other code than those before, if their count is no multiple of 32 (two AVX-512 registers): softplus and
+SiLU then differ in the last bit."""
 ACCELERATOR_BLOCK = 64  # a step of 64 slots takes little longer than one of 1
 
 
@@ -37,6 +40,8 @@ class InvariantDecoder:
         self.model, self.slots = model, slots
         self.has_caches = any(init_slots(block.mixer, 1, 1).grows for block in model.blocks)
         on_cpu = model.embedding.weight.device.type == "cpu"
+        if on_cpu:
+            ask_for_equal_products()
         self._size = 1 if self.has_caches else CPU_BLOCK if on_cpu else ACCELERATOR_BLOCK
         self._blocks = [
             _Block(model, self._size, capacity=capacity, grows=grows) for _ in range(max(1, -(-slots // self._size)))

@@ -5,9 +5,12 @@ get other last bits among 63 others than alone. Everything else here works on ea
 for products of one shape only.
 """
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 GRID = 128  # tokens of a sequence that are computed at a time: every product has so many rows
 
+logger = logging.getLogger(__name__)
 _active: ContextVar[bool] = ContextVar("rebased_batch_invariant", default=False)
 
 
@@ -28,12 +32,30 @@ def batch_invariant() -> Iterator[None]:
     LanguageModel.forward and `hidden` also read each row by itself, chunk by chunk, so that padding after a row does
     not change it. It holds for the thread that enters it. docs/batch_invariance.md says what is promised.
     """
+    ask_for_equal_products()
     token = _active.set(True)
     try:
         with _FixedProducts():
             yield
     finally:
         _active.reset(token)
+
+
+@cache
+def ask_for_equal_products() -> None:
+    """Ask for products on a CPU whose bits do not depend on where their matrices lie, and warn where they still do.
+
+    MKL computes products of one shape in two ways on some CPUs, such as an AMD EPYC, unless MKL_CBWR says otherwise. It
+    reads that once, at the first product of the process.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    numbers = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(6, 35, width, generator=numbers, device="cpu", dtype=torch.float32) for width in (35, 9))
+    if not torch.equal(torch.bmm(a, b)[3:], torch.bmm(a[3:], b[3:])):
+        logger.warning(
+            "a row may have other last bits in another batch on this CPU: its library computes equal products in "
+            "two ways. If it is MKL, set MKL_CBWR=AUTO,STRICT before Python starts"
+        )
 
 
 def is_batch_invariant() -> bool:
