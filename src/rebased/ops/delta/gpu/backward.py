@@ -18,6 +18,7 @@ from rebased.ops.delta.gpu.forward import (
     columns_of,
     decays,
     dot,
+    factor,
     features,
     features_across,
     given_values,
@@ -42,7 +43,6 @@ def local_kernel(
     m, first = (pid // chunks).to(tl.int64), pid % chunks * C
     here = pid.to(tl.int64) * C
     q, k = qk + here * KP, qk + (programs.to(tl.int64) * C + here) * KP
-    dtype: tl.constexpr = qk.dtype.element_ty
     lanes = tl.arange(0, C)
     a = tl.zeros([C], tl.float32)
     if HAS_GATE:
@@ -50,9 +50,9 @@ def local_kernel(
     s = dot(rows_of(k, 0, KP), columns_of(q, 0, KP), PRODUCTS)  # keys are rows
     P = power(s, DEGREE) * decays(a[None, :], a[:, None], lanes[None, :] >= lanes[:, None], HAS_GATE)
     dos = given_values(do + m // H * do_batch + m % H * do_head, do_token, first, T, column, V, BV)
-    found = dot(P.to(dtype), dos.to(dtype), PRODUCTS)
+    found = dot(factor(P, PRODUCTS), factor(dos, PRODUCTS), PRODUCTS)
     where = (here + lanes)[:, None] * VP + (column + tl.arange(0, BV))[None, :]
-    tl.store(dx + where, found.to(dtype))
+    tl.store(dx + where, factor(found, PRODUCTS))
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
@@ -66,7 +66,6 @@ def grad_states_kernel(
     pid = tl.program_id(0)
     m, column = (pid // (VP // BV)).to(tl.int64), pid % (VP // BV) * BV
     F: tl.constexpr = TILES * FT
-    dtype: tl.constexpr = qk.dtype.element_ty
     own, start, count = m, 0, chunks
     if PACKED:
         start = tl.load(bounds + m // H)
@@ -93,16 +92,16 @@ def grad_states_kernel(
         chunk = count - 1 - step
         first = chunk * C
         to = d_states + chunk.to(tl.int64) * F * VP
-        known = S0.to(dtype)
+        known = factor(S0, PRODUCTS)
         tl.store(state_tile(to, 0, column, FT, VP, BV), known)
-        y = dot(features(k, first, 0, KP, DEGREE), known, PRODUCTS)
+        y = dot(features(k, first, 0, KP, DEGREE, PRODUCTS), known, PRODUCTS)
         if TILES == 3:
-            known = S1.to(dtype)
+            known = factor(S1, PRODUCTS)
             tl.store(state_tile(to, 1, column, FT, VP, BV), known)
-            y = dot(features(k, first, 1, KP, DEGREE), known, PRODUCTS, y)
-            known = S2.to(dtype)
+            y = dot(features(k, first, 1, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
+            known = factor(S2, PRODUCTS)
             tl.store(state_tile(to, 2, column, FT, VP, BV), known)
-            y = dot(features(k, first, 2, KP, DEGREE), known, PRODUCTS, y)
+            y = dot(features(k, first, 2, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
         kept = 1.0
         if HAS_GATE:
             a = tl.load(gates + first + lanes)
@@ -110,22 +109,26 @@ def grad_states_kernel(
             kept = tl.exp(total)
             y *= tl.exp(total - a)[:, None]
         y += values_of(dx, first, column, VP, BV).to(tl.float32)
-        dr = dot(columns_of(N, first, C), y.to(dtype), PRODUCTS)
+        dr = dot(columns_of(N, first, C), factor(y, PRODUCTS), PRODUCTS)
         mask = (first + lanes < T)[:, None] & (columns < V)[None, :]
-        tl.store(dv + (first + lanes).to(tl.int64)[:, None] * (H * V) + columns[None, :], dr.to(dtype), mask=mask)
+        tl.store(
+            dv + (first + lanes).to(tl.int64)[:, None] * (H * V) + columns[None, :],
+            dr.to(dv.dtype.element_ty),
+            mask=mask,
+        )
         dos = given_values(do, do_token, first, T, column, V, BV).to(tl.float32)
         if HAS_GATE:
             since = tl.exp(a)[:, None]
             dr *= since
             dos *= since
-        dr, dos = (-dr).to(dtype), dos.to(dtype)
-        S0 = dot(features_across(q, first, 0, KP, DEGREE), dos, PRODUCTS, S0 * kept)
-        S0 = dot(features_across(k, first, 0, KP, DEGREE), dr, PRODUCTS, S0)
+        dr, dos = factor(-dr, PRODUCTS), factor(dos, PRODUCTS)
+        S0 = dot(features_across(q, first, 0, KP, DEGREE, PRODUCTS), dos, PRODUCTS, S0 * kept)
+        S0 = dot(features_across(k, first, 0, KP, DEGREE, PRODUCTS), dr, PRODUCTS, S0)
         if TILES == 3:
-            S1 = dot(features_across(q, first, 1, KP, DEGREE), dos + dos, PRODUCTS, S1 * kept)
-            S1 = dot(features_across(k, first, 1, KP, DEGREE), dr + dr, PRODUCTS, S1)
-            S2 = dot(features_across(q, first, 2, KP, DEGREE), dos, PRODUCTS, S2 * kept)
-            S2 = dot(features_across(k, first, 2, KP, DEGREE), dr, PRODUCTS, S2)
+            S1 = dot(features_across(q, first, 1, KP, DEGREE, PRODUCTS), dos + dos, PRODUCTS, S1 * kept)
+            S1 = dot(features_across(k, first, 1, KP, DEGREE, PRODUCTS), dr + dr, PRODUCTS, S1)
+            S2 = dot(features_across(q, first, 2, KP, DEGREE, PRODUCTS), dos, PRODUCTS, S2 * kept)
+            S2 = dot(features_across(k, first, 2, KP, DEGREE, PRODUCTS), dr, PRODUCTS, S2)
     tl.store(state_tile(d_initial, 0, column, FT, VP, BV), S0)
     if TILES == 3:
         tl.store(state_tile(d_initial, 1, column, FT, VP, BV), S1)
@@ -173,7 +176,6 @@ def gradients_kernel(
     d_states += pid.to(tl.int64) * (TILES * FT * VP)
     do += m // H * do_batch + m % H * do_head
     dv += m // H * T * (H * V) + m % H * V
-    dtype: tl.constexpr = qk.dtype.element_ty
     lanes, columns = tl.arange(0, C), tl.arange(0, KP)
     rows = first + lanes
     strength = tl.load(gates + step + here + lanes)
@@ -189,24 +191,24 @@ def gradients_kernel(
     dA = tl.zeros([C, C], tl.float32)
     of_beta = tl.zeros([C], tl.float32)
     for column in range(0, VP, BV):
-        dos = given_values(do, do_token, first, T, column, V, BV).to(dtype)
+        dos = factor(given_values(do, do_token, first, T, column, V, BV), PRODUCTS)
         drs = given_values(dv, H * V, first, T, column, V, BV)
         where = x + lanes[None, :] * VP + (column + tl.arange(0, BV))[:, None]
         xs = tl.load(where)  # [BV, C]
         dP = dot(dos, xs, PRODUCTS, dP)
-        dA = dot(drs, xs, PRODUCTS, dA)
+        dA = dot(factor(drs, PRODUCTS), xs, PRODUCTS, dA)
         news = values_of(x, 0, column, VP, BV).to(tl.float32)
         of_beta += tl.sum(news / strength[:, None] * (drs.to(tl.float32) / strength[:, None]), 1)
     qs, ks = rows_of(q, 0, KP), rows_of(k, 0, KP)
     keys = columns_of(k, 0, KP)
     s = dot(qs, keys, PRODUCTS)
     E = decays(a[:, None], a[None, :], lanes[:, None] >= lanes[None, :], HAS_GATE)
-    G = (dP * E * _slope(s, DEGREE)).to(dtype)
+    G = factor(dP * E * _slope(s, DEGREE), PRODUCTS)
     d_query = dot(G, ks, PRODUCTS)  # [C, KP]
     d_written = dot(columns_of(q, 0, KP), G, PRODUCTS)  # [KP, C]: keys as writers
     s = dot(ks, keys, PRODUCTS)
     E = tl.where(lanes[:, None] > lanes[None, :], E, 0.0)
-    G = (-dA * E * _slope(s, DEGREE)).to(dtype)
+    G = factor(-dA * E * _slope(s, DEGREE), PRODUCTS)
     d_key = dot(G, ks, PRODUCTS)  # keys as readers
     d_written = dot(keys, G, PRODUCTS, d_written)
     d_written = tl.trans(d_written)
@@ -236,9 +238,9 @@ def gradients_kernel(
                 overlap += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
                 dos, drs = dos.to(tl.float32) * since, drs.to(tl.float32) * since
                 news = news.to(tl.float32) * until
-            f_query = dot(dos.to(dtype), S, PRODUCTS, f_query)
-            f_read = dot(drs.to(dtype), S, PRODUCTS, f_read)
-            f_write = dot(news.to(dtype), dS, PRODUCTS, f_write)
+            f_query = dot(factor(dos, PRODUCTS), S, PRODUCTS, f_query)
+            f_read = dot(factor(drs, PRODUCTS), S, PRODUCTS, f_read)
+            f_write = dot(factor(news, PRODUCTS), dS, PRODUCTS, f_write)
         both = f_write - f_read
         if DEGREE == 1:
             d_query += f_query

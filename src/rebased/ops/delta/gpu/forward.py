@@ -29,6 +29,17 @@ def dot(x, y, PRODUCTS: tl.constexpr, acc=None):
 
 
 @triton.jit
+def factor(x, PRODUCTS: tl.constexpr):
+    """x as a factor of products. To TF32 it is rounded here: tensor cores would cut it off, and such errors add up."""
+    if PRODUCTS == "tf32":
+        x = x.to(tl.float32)
+        bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    else:
+        return x.to(tl.bfloat16 if PRODUCTS == "bf16" else tl.float32)
+
+
+@triton.jit
 def rows_of(base, first, WIDTH: tl.constexpr):
     """[C, WIDTH] of rows of WIDTH numbers."""
     rows = first + tl.arange(0, C)
@@ -58,25 +69,25 @@ def given_values(base, stride, first, T, column, V, BV: tl.constexpr):
 
 
 @triton.jit
-def features(x, first, TILE: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexpr):
+def features(x, first, TILE: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexpr, PRODUCTS: tl.constexpr):
     """[C, FT]: a tile of the features of C rows of x [T, KP], in its dtype."""
     if DEGREE == 1:
         return rows_of(x, first, KP)
     else:
         where = x + (first + tl.arange(0, C))[:, None] * KP + tl.arange(0, SLICE)[None, :]
         xa, xb = tl.load(where + TILE // 2 * SLICE), tl.load(where + (TILE + 1) // 2 * SLICE)
-        return outer(xa, xb, C, x.dtype.element_ty)
+        return factor(outer(xa, xb, C, x.dtype.element_ty), PRODUCTS)
 
 
 @triton.jit
-def features_across(x, first, TILE: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexpr):
+def features_across(x, first, TILE: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexpr, PRODUCTS: tl.constexpr):
     """[FT, C]: the transpose."""
     if DEGREE == 1:
         return columns_of(x, first, KP)
     else:
         where = x + (first + tl.arange(0, C))[None, :] * KP + tl.arange(0, SLICE)[:, None]
         xa, xb = tl.load(where + TILE // 2 * SLICE), tl.load(where + (TILE + 1) // 2 * SLICE)
-        return outer_across(xa, xb, C, x.dtype.element_ty)
+        return factor(outer_across(xa, xb, C, x.dtype.element_ty), PRODUCTS)
 
 
 @triton.jit
@@ -115,6 +126,14 @@ def _unit(x, eps):
 
 
 @triton.jit
+def _of_fp32(x, y, PRODUCTS: tl.constexpr):
+    """x y of fp32 numbers, whatever other products are of."""
+    if PRODUCTS == "tf32":
+        x, y = factor(x, PRODUCTS), factor(y, PRODUCTS)
+    return dot(x, y, PRODUCTS)
+
+
+@triton.jit
 def _inverse(A, PRODUCTS: tl.constexpr):
     """(I + A)^-1 of A [64, 64], strictly lower: its four diagonal blocks by elimination, then twice by halves."""
     b = tl.arange(0, 4)
@@ -131,9 +150,9 @@ def _inverse(A, PRODUCTS: tl.constexpr):
     r = tl.arange(0, 64)[:, None]
     c = tl.arange(0, 64)[None, :]
     beside = tl.where((r // 32 == c // 32) & (r // 16 != c // 16), A, 0.0)
-    M -= dot(dot(M, beside, PRODUCTS), M, PRODUCTS)
+    M -= _of_fp32(_of_fp32(M, beside, PRODUCTS), M, PRODUCTS)
     beside = tl.where(r // 32 != c // 32, A, 0.0)
-    M -= dot(dot(M, beside, PRODUCTS), M, PRODUCTS)
+    M -= _of_fp32(_of_fp32(M, beside, PRODUCTS), M, PRODUCTS)
     return M
 
 
@@ -148,7 +167,6 @@ def prepare_kernel(
     m, first = pid // chunks, pid % chunks * C
     b, h = (m // H).to(tl.int64), m % H
     rows, columns = first + tl.arange(0, C), tl.arange(0, KP)
-    dtype: tl.constexpr = qk.dtype.element_ty
     to = pid.to(tl.int64) * C
     step = programs.to(tl.int64) * C  # numbers per kind of gate
     lanes = tl.arange(0, C)
@@ -161,7 +179,7 @@ def prepare_kernel(
         x, y = x * of_x, y * of_y
         tl.store(gates + 2 * step + to + lanes[:, None], of_x)
         tl.store(gates + 3 * step + to + lanes[:, None], of_y)
-    x, y = x.to(dtype), y.to(dtype)
+    x, y = factor(x, PRODUCTS), factor(y, PRODUCTS)
     inner = lanes[:, None] * KP + columns[None, :]
     tl.store(qk + to * KP + inner, x)
     keys = qk + (step + to) * KP
@@ -185,7 +203,7 @@ def prepare_kernel(
     earlier = lanes[:, None] > lanes[None, :]
     A = strength[:, None] * power(s, DEGREE) * decays(a[:, None], a[None, :], earlier, HAS_GATE)
     solved = _inverse(A, PRODUCTS) * strength[None, :]
-    tl.store(N + to * C + lanes[:, None] * C + lanes[None, :], solved.to(dtype))
+    tl.store(N + to * C + lanes[:, None] * C + lanes[None, :], factor(solved, PRODUCTS))
 
 
 @triton.jit
@@ -206,7 +224,6 @@ def states_kernel(
     pid = tl.program_id(0)
     m, column = (pid // (VP // BV)).to(tl.int64), pid % (VP // BV) * BV
     F: tl.constexpr = TILES * FT
-    dtype: tl.constexpr = qk.dtype.element_ty
     own, start, count = m, 0, chunks
     if PACKED:
         start = tl.load(bounds + m // H)
@@ -227,16 +244,16 @@ def states_kernel(
         S2 = tl.load(state_tile(initial, 2, column, FT, VP, BV))
     for chunk in range(count):
         first = chunk * C
-        known = S0.to(dtype)
+        known = factor(S0, PRODUCTS)
         tl.store(state_tile(states, 0, column, FT, VP, BV), known)
-        y = dot(features(k, first, 0, KP, DEGREE), known, PRODUCTS)
+        y = dot(features(k, first, 0, KP, DEGREE, PRODUCTS), known, PRODUCTS)
         if TILES == 3:
-            known = (2 * S1).to(dtype)
+            known = factor(2 * S1, PRODUCTS)
             tl.store(state_tile(states, 1, column, FT, VP, BV), known)
-            y = dot(features(k, first, 1, KP, DEGREE), known, PRODUCTS, y)
-            known = S2.to(dtype)
+            y = dot(features(k, first, 1, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
+            known = factor(S2, PRODUCTS)
             tl.store(state_tile(states, 2, column, FT, VP, BV), known)
-            y = dot(features(k, first, 2, KP, DEGREE), known, PRODUCTS, y)
+            y = dot(features(k, first, 2, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
         kept = 1.0
         if HAS_GATE:
             a = tl.load(gates + first + tl.arange(0, C))
@@ -244,16 +261,16 @@ def states_kernel(
             kept = tl.exp(total)
             y *= tl.exp(a)[:, None]
         r = given_values(v, v_token, first, T, column, V, BV).to(tl.float32) - y
-        new = dot(rows_of(N, first, C), r.to(dtype), PRODUCTS)
+        new = dot(rows_of(N, first, C), factor(r, PRODUCTS), PRODUCTS)
         where = (first + tl.arange(0, C))[:, None] * VP + (column + tl.arange(0, BV))[None, :]
-        tl.store(x + where, new.to(dtype))
+        tl.store(x + where, factor(new, PRODUCTS))
         if HAS_GATE:
             new *= tl.exp(total - a)[:, None]
-        new = new.to(dtype)
-        S0 = _step(S0, features_across(k, first, 0, KP, DEGREE), new, kept, PRODUCTS)
+        new = factor(new, PRODUCTS)
+        S0 = _step(S0, features_across(k, first, 0, KP, DEGREE, PRODUCTS), new, kept, PRODUCTS)
         if TILES == 3:
-            S1 = _step(S1, features_across(k, first, 1, KP, DEGREE), new, kept, PRODUCTS)
-            S2 = _step(S2, features_across(k, first, 2, KP, DEGREE), new, kept, PRODUCTS)
+            S1 = _step(S1, features_across(k, first, 1, KP, DEGREE, PRODUCTS), new, kept, PRODUCTS)
+            S2 = _step(S2, features_across(k, first, 2, KP, DEGREE, PRODUCTS), new, kept, PRODUCTS)
         states += F * VP
     tl.store(state_tile(final, 0, column, FT, VP, BV), S0)
     if TILES == 3:
@@ -274,19 +291,18 @@ def outputs_kernel(
     here = pid.to(tl.int64) * C
     q, k = qk + here * KP, qk + (programs.to(tl.int64) * C + here) * KP
     states += pid.to(tl.int64) * (TILES * FT * VP)
-    dtype: tl.constexpr = qk.dtype.element_ty
     lanes = tl.arange(0, C)
     sums = tl.zeros([C, BV], tl.float32)
     for tile in tl.static_range(TILES):
         S = tl.load(state_tile(states, tile, column, FT, VP, BV))
-        sums = dot(features(q, 0, tile, KP, DEGREE), S, PRODUCTS, sums)
+        sums = dot(features(q, 0, tile, KP, DEGREE, PRODUCTS), S, PRODUCTS, sums)
     a = tl.zeros([C], tl.float32)
     if HAS_GATE:
         a = tl.load(gates + here + lanes)
         sums *= tl.exp(a)[:, None]
     s = dot(rows_of(q, 0, KP), columns_of(k, 0, KP), PRODUCTS)
     P = power(s, DEGREE) * decays(a[:, None], a[None, :], lanes[:, None] >= lanes[None, :], HAS_GATE)
-    sums = dot(P.to(dtype), values_of(x + here * VP, 0, column, VP, BV), PRODUCTS, sums)
+    sums = dot(factor(P, PRODUCTS), values_of(x + here * VP, 0, column, VP, BV), PRODUCTS, sums)
     columns = column + tl.arange(0, BV)
     at = (m // H * T + first + lanes)[:, None] * (H * V) + m % H * V + columns[None, :]
     mask = (first + lanes < T)[:, None] & (columns < V)[None, :]
