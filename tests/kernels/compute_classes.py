@@ -11,11 +11,13 @@ A record is continued: classes of operators whose kernels are as they were stay,
 """
 
 import argparse
+import ast
 import json
 import math
 import multiprocessing
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -407,6 +409,21 @@ def describe(call: Any) -> str:
     return " ".join(f"{key}={value}" for key, value in call._asdict().items())
 
 
+def described(words: str) -> Any:
+    """The call that `describe` gives in these words."""
+    kind = operator_calls.OperatorCall if words.startswith("op=") else Call
+    found = re.fullmatch(" ".join(f"{name}=(.*)" for name in kind._fields), words)
+    if found is None:
+        raise ValueError(f"no call: {words}")
+    values: list[Any] = []
+    for each in found.groups():
+        try:
+            values.append(ast.literal_eval(each))
+        except (ValueError, SyntaxError):  # a word
+            values.append(each)
+    return kind(*values)
+
+
 def machine() -> dict[str, str]:
     """The machine of a record."""
     import triton
@@ -444,8 +461,7 @@ def main(words: Sequence[str] | None = None) -> int:
     known = set(before.get("classes", {}))
     calls = [call for call in all_calls(known) if args.only in describe(call)]
     chosen = {describe(call) for call in calls}
-    if failed - chosen:  # these calls once more
-        calls += [call for call in all_calls() if describe(call) in failed - chosen]
+    calls += [described(each) for each in sorted(failed - chosen) if args.only in each]
     calls = calls[: args.calls]
     everything = classes.reachable() | operator_calls.reachable()
     command = "PYTHONPATH=src:tests python -m kernels.compute_classes"

@@ -2,14 +2,15 @@
 
     PYTHONPATH=src:tests python -m kernels.same_code --old COMMIT                every class, half an hour of two cores
     PYTHONPATH=src:tests python -m kernels.same_code --old COMMIT --flags        classes without their widths, a third
+    PYTHONPATH=src:tests python -m kernels.same_code --old COMMIT --flags --drop what differs leaves the records
 
 The records of what was computed and compiled (computed.json, compiled.json) are void as soon as a source of kernels
 changes, though most changes add a case and leave the others as they are. For every call that the records are of, this
 compares what the old commit and this tree launch: the kernels, their order, grids, options, numbers and tensors. For
 every class it compares what Triton makes of a kernel that has it: the intermediate representation after inlining and
 simplification (TTIR, without source locations). All that follows (PTX, machine code) is a function of that and of the
-options. Only if all are identical the records get the new hashes, with a note of the proof in `carried`. Classes that
-are new stay to be computed.
+options. Only if all are identical the records get the new hashes, with a note of the proof in `carried`; with --drop,
+all classes of calls that differ are taken out of the records. Classes that are new stay to be computed.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def make_plan(new: Path, flags: bool) -> Plan:
     folders = [folder for folder in then if now.get(folder) != then[folder]]
     calls = [(type(call).__name__, list(call)) for call in (*classes.calls(), *operator_calls.calls())]
     names = {
-        (number, index): [re.sub(WIDTHS, r"\1", name) if flags else name for name in classes_without_options(each)]
+        (number, index): [without_widths(name) if flags else name for name in classes_without_options(each)]
         for number, call in enumerate(calls)
         for index, each in enumerate(launched(_call(*call)))
         if classes.folder_of(classes.classes_of(each)[0]) in folders
@@ -58,6 +59,11 @@ def make_plan(new: Path, flags: bool) -> Plan:
     for number, index in classes.cover(names):
         kernels[number].append(index)
     return Plan(folders, calls, kernels, sorted(set(compile_classes.jobs(compile_classes.RECORDED).values())))
+
+
+def without_widths(name: str) -> str:
+    """A class without its padded widths."""
+    return re.sub(WIDTHS, r"\1", name)
 
 
 def classes_without_options(each: Any) -> tuple[str, ...]:
@@ -154,6 +160,21 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
 
 
+def bare(name: str) -> str:
+    """A class of either record without its widths and whether they are padded."""
+    return re.sub(r"\b([KV]|VP)[=<]?\d+", r"\1", name)
+
+
+def different_classes(calls: Sequence[str]) -> set[str]:
+    """All classes of these calls, bare."""
+    from kernels import classes
+
+    return {
+        bare(name) for call in calls for each in launched(_call(*json.loads(call)))
+        for name in classes.classes_of(each)
+    }  # fmt: skip
+
+
 def carried_over(record: dict[str, Any], hashes: dict[str, str], proof: dict[str, Any]) -> dict[str, Any]:
     """A record of the old commit as one of these sources."""
     changed = {folder: [record["hashes"][folder], hashes[folder]] for folder in hashes if folder in record["hashes"]}
@@ -169,6 +190,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--flags", action="store_true", help="compare one kernel of classes that differ in widths alone"
     )
+    parser.add_argument("--drop", action="store_true", help="take classes of calls that differ out of the records")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--plan", type=Path, nargs=2, help=argparse.SUPPRESS)  # these two: steps in one of the trees
     parser.add_argument("--digest", type=Path, nargs=2, help=argparse.SUPPRESS)
@@ -209,23 +231,27 @@ def main(words: Sequence[str] | None = None) -> int:
     kernels = sum(map(len, plan.kernels))
     launches = sum(map(len, old.values()))
     print(f"{len(old):,} calls, {launches:,} launches, {kernels:,} kernels compared; {len(different)} calls differ")
-    if different:
-        print("\n".join(different[:20]))
+    print("\n".join(different[:20]))
+    if different and not args.drop:
         return 1
+    dropped = different_classes(different)
     said = subprocess.run(["git", "rev-parse", args.old], cwd=ROOT, check=True, capture_output=True, text=True)
     proof = {
         "from": said.stdout.strip(),
         "because": "the code is identical: launches of every recorded call, TTIR of every recorded class"
-        + (" but for its padded widths" if args.flags else ""),
-        "calls": len(old), "launches": launches, "kernels": kernels, "triton": triton.__version__,
+        + (" but for its padded widths" if args.flags else "") + (", what differs was dropped" if dropped else ""),
+        "calls": len(old) - len(different), "launches": launches, "kernels": kernels, "triton": triton.__version__,
     }  # fmt: skip
     hashes = classes.source_hashes()
     record = carried_over(json.loads(compute_classes.RECORD.read_text()), hashes, proof)
-    record["complete"] = classes.reachable() | operator_calls.reachable() <= set(record["classes"])
+    record["classes"] = {name: x for name, x in record["classes"].items() if bare(name) not in dropped}
+    record["complete"] = not record["failed"] and classes.reachable() | operator_calls.reachable() <= set(
+        record["classes"]
+    )
     compute_classes.write_record(record, compute_classes.RECORD)
     record = carried_over(json.loads(compile_classes.RECORD.read_text()), hashes, proof)
     jobs = compile_classes.jobs(compile_classes.RECORDED)
-    known = {job.name for job, name in jobs.items() if name in plan.compiled}
+    known = {job.name for job, name in jobs.items() if name in plan.compiled and bare(name) not in dropped}
     done = known if record["complete"] else known & set(record["done"])
     compile_classes.write_record(compile_classes.RECORD, record, done, complete=len(done) == len(jobs))
     return 0

@@ -19,7 +19,15 @@ pytest.importorskip("triton")
 
 from kernels import classes, compile_classes, compute_classes, operator_calls, records, same_code
 from kernels.classes import ARITHMETICS, KINDS, LAYOUTS, Call, classes_of, launches, source_hashes
-from kernels.compute_classes import Computed, compute_all, error_over_limit, make_record, still_valid, write_record
+from kernels.compute_classes import (
+    Computed,
+    compute_all,
+    described,
+    error_over_limit,
+    make_record,
+    still_valid,
+    write_record,
+)
 from rebased.kernels.machine_code import compile_launch
 from rebased.ops import PolyState
 from tolerances import KERNEL_ERRORS, changed
@@ -219,6 +227,7 @@ def test_a_record_is_continued() -> None:
     second = make_record([(two, Computed(("a", "b"), 0.3))], 2.0, "a test", first)
     assert (second["classes"], second["failed"]) == ({"a": 0.3, "b": 0.3}, [])
     assert (second["calls"], second["seconds"]) == (3, 3)
+    assert described(first["failed"][0].partition(": ")[0]) == two
 
 
 def test_a_record_loses_the_classes_of_kernels_that_changed() -> None:
