@@ -1,4 +1,4 @@
-"""The runs that follow sweep.yaml, kernels.yaml and delta.yaml, each at the rate chosen there. See plan.md.
+"""The runs that follow sweep.yaml, kernels.yaml, delta.yaml and dressed.yaml, each at the rate chosen there. See plan.md.
 
 The environment says which: PART is "edge" or a key of PARTS, and RATES names folders or bundles with the runs of these
 sweeps and of part edge, separated by colons. A model's rate is that of its lowest loss on the whole valid split; three
@@ -8,19 +8,47 @@ and all other parts are refused until it is finished.
 
 import json
 import os
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from rebased.runs.collect import collect
 
-SEEDS = (42, 43, 44)
 PASS = 1968 / 623  # steps of one pass over 64,506,379 tokens, in steps of the sweeps
-PARTS = {  # models, length of the training and of windows, as multiples of those in the sweeps
-    "models": ("models", 1, 1),
-    "kernels": ("kernels", 1, 1),
-    "delta": ("delta", 1, 1),
-    "pass": ("models", PASS, 1),
-    "long": ("models", PASS, 2),
+
+
+def group_of(settings: dict) -> str:
+    """The sweep that a model is of: models (sweep.yaml), kernels, delta or dressed."""
+    last = settings["model"]["mixers"][-1]
+    if last["name"] in ("delta_rebased", "gated_delta_net"):
+        return "dressed" if last["conv_width"] else "delta"
+    kernel = last["name"] == "gated_rebased" or last.get("qk_transform") in ("none", "norm", "scale")
+    return "kernels" if kernel else "models"
+
+
+def is_gated_or_modern(settings: dict) -> bool:
+    """True for the models of new-seeds.md: delta rules with a gate, and the modern Transformer."""
+    last = settings["model"]["mixers"][-1]
+    return bool(last["gate"] if group_of(settings) in ("delta", "dressed") else last.get("rotary"))
+
+
+class Part(NamedTuple):
+    """Some models' runs; the length of the training and of windows as multiples of those in the sweeps."""
+
+    has: Callable[[dict], bool]
+    longer: float = 1
+    wider: int = 1
+    seeds: tuple[int, ...] = (42, 43, 44)
+
+
+PARTS = {
+    "models": Part(lambda settings: group_of(settings) == "models"),
+    "kernels": Part(lambda settings: group_of(settings) == "kernels"),
+    "delta": Part(lambda settings: group_of(settings) == "delta"),
+    "pass": Part(lambda settings: group_of(settings) == "models", longer=PASS),
+    "long": Part(lambda settings: group_of(settings) == "models", longer=PASS, wider=2),
+    "new-seeds": Part(is_gated_or_modern, seeds=(45, 46, 47, 48, 49, 50)),
 }
 
 
@@ -48,15 +76,6 @@ def beyond(runs: list[dict]) -> float | None:
     return rates[0] * 3 if rates[0] == max(rates) else rates[0] / 3
 
 
-def group_of(settings: dict) -> str:
-    """The sweep that a model is of: models (sweep.yaml), kernels or delta."""
-    last = settings["model"]["mixers"][-1]
-    if last["name"] in ("delta_rebased", "gated_delta_net"):
-        return "delta"
-    kernel = last["name"] == "gated_rebased" or last.get("qk_transform") in ("none", "norm", "scale")
-    return "kernels" if kernel else "models"
-
-
 def variant(settings: dict, seed: int, longer: float, wider: int) -> dict:
     """The settings with another seed, number of steps and length of windows, at the same tokens per step."""
     data, model, train = settings["data"], settings["model"], settings["train"]
@@ -77,11 +96,11 @@ def following(part: str, models: list[list[dict]]) -> list[dict]:
         if not more:
             raise ValueError("no model's best rate is at an edge: go on with the other parts")
         return [settings | {"train": settings["train"] | {"lr": rate}} for settings, rate in more]
-    group, longer, wider = PARTS[part]
-    models = [runs for runs in models if group_of(runs[0]) == group]
+    has, longer, wider, seeds = PARTS[part]
+    models = [runs for runs in models if has(runs[0])]
     if missing := [beyond(runs) for runs in models if beyond(runs) is not None]:
         raise ValueError(f"the best rate of {len(missing)} models is at an edge; first PART=edge (rates {missing})")
-    return [variant(runs[0], seed, longer, wider) for seed, runs in product(SEEDS, models)]
+    return [variant(runs[0], seed, longer, wider) for seed, runs in product(seeds, models)]
 
 
 configs = following(os.environ["PART"], tried([Path(path) for path in os.environ["RATES"].split(":")]))

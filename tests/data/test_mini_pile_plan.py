@@ -1,4 +1,4 @@
-"""The plans of the mini-pile: their tests find the runs that the committed sweeps make, three per model."""
+"""The plans of the mini-pile: their tests find the runs that the committed sweeps make, three or six per model."""
 
 import json
 import runpy
@@ -16,6 +16,7 @@ from rebased.train.sweep.grid import load_sweep
 
 FOLDER = Path(__file__).parents[2] / "results" / "mini-pile"
 BEST = 1.5e-3
+PARTS = ("models", "kernels", "delta", "pass", "long", "new-seeds")
 
 
 def record_of(settings: dict[str, Any], lr: float, best: float = BEST) -> list[dict[str, Any]]:
@@ -30,9 +31,9 @@ def record_of(settings: dict[str, Any], lr: float, best: float = BEST) -> list[d
 
 def runs_of_rates(best: float = BEST) -> list[Run]:
     """The runs of the sweeps over rates, of which one rate is best."""
-    sweeps = ("sweep.yaml", "kernels.yaml", "delta.yaml")
+    sweeps = ("sweep.yaml", "kernels.yaml", "delta.yaml", "dressed.yaml")
     points = [point.config for name in sweeps for point in load_sweep(FOLDER / name, {}).points]
-    assert len(points) == 33
+    assert len(points) == 39
     return [Run("", record_of(config.model_dump(mode="json"), config.train.lr, best)) for config in points]
 
 
@@ -53,7 +54,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[Run]], list[dict
 @pytest.fixture
 def following(ask: Callable[..., list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     """By part, the settings of the runs that then.py asks for after the sweeps over rates."""
-    return {part: ask(part, runs_of_rates()) for part in ("models", "kernels", "delta", "pass", "long")}
+    return {part: ask(part, runs_of_rates()) for part in PARTS}
 
 
 @pytest.mark.parametrize(("best", "more"), [(4.5e-3, 1.35e-2), (5e-4, 5e-4 / 3)])
@@ -64,14 +65,14 @@ def test_a_best_rate_at_an_edge_asks_for_one_more_first(
     with pytest.raises(ValueError, match="first PART=edge"):
         ask("models", runs)
     edge = ask("edge", runs)
-    assert [config["train"]["lr"] for config in edge] == pytest.approx([more] * 11)
+    assert [config["train"]["lr"] for config in edge] == pytest.approx([more] * 13)
     assert {config["train"]["seed"] for config in edge} == {41}
     made = [*runs, *(Run("", record_of(config, config["train"]["lr"], best)) for config in edge)]
     with pytest.raises(ValueError, match="no model's best rate is at an edge"):
         ask("edge", made)  # one more, and not another one after it
     assert {config["train"]["lr"] for config in ask("models", made)} == {best}
     better = [*runs, *(Run("", record_of(config, lr := config["train"]["lr"], lr)) for config in edge)]
-    for run in better[:33]:
+    for run in better[:39]:
         run.lines[-1]["valid"]["all"]["loss"] = 4.0
     assert {config["train"]["lr"] for config in ask("models", better)} == {edge[0]["train"]["lr"]}
 
@@ -82,10 +83,10 @@ def test_no_rate_is_asked_for_where_the_best_is_in_the_middle(ask: Callable[...,
 
 
 def test_each_model_is_trained_at_its_best_rate_with_new_seeds(following: dict[str, list[dict[str, Any]]]) -> None:
-    assert [len(runs) for runs in following.values()] == [12, 12, 9, 12, 12]
+    assert [len(runs) for runs in following.values()] == [12, 12, 9, 12, 12, 30]
     trained = [run["train"] for runs in following.values() for run in runs]
     assert {train["lr"] for train in trained} == {BEST}
-    assert {train["seed"] for train in trained} == {42, 43, 44}
+    assert {train["seed"] for train in trained} == {*range(42, 51)}
     tokens = {run["train"]["batch_size"] * run["data"]["seq_len"] for runs in following.values() for run in runs}
     assert tokens == {32_768}
 
@@ -98,6 +99,7 @@ def test_each_model_is_trained_at_its_best_rate_with_new_seeds(following: dict[s
         ("delta", ["models", "delta"], 6),
         ("pass", ["pass"], 9),
         ("long", ["long"], 9),
+        ("new-seeds", ["new-seeds"], 6),
     ],
 )
 def test_planned_tests_find_their_runs(
@@ -110,5 +112,5 @@ def test_planned_tests_find_their_runs(
     for test in tests:
         for which in (test.a, test.b):
             found = [part for part, run in runs if describes(which, run)]
-            assert len(found) == 3
+            assert len(found) == test.runs
             assert set(found) <= set(parts)
