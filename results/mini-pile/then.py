@@ -1,4 +1,4 @@
-"""The runs that follow sweep.yaml, kernels.yaml, delta.yaml and dressed.yaml, each at the rate chosen there. See plan.md.
+"""The runs that follow sweep.yaml, kernels.yaml, delta.yaml and dressed.yaml, at the rates chosen there. See plan.md.
 
 The environment says which: PART is "edge" or a key of PARTS, and RATES names folders or bundles with the runs of these
 sweeps and of part edge, separated by colons. A model's rate is that of its lowest loss on the whole valid split; three

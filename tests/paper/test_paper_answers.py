@@ -53,20 +53,20 @@ def test_sentences_are_short_and_have_one_interval() -> None:
 def test_sentences_follow_the_outcomes() -> None:
     recall, text, attention, heads, left = shipped().answers
     assert "In narrow models yes (T = 256: +0.154, +0.070 to +0.238), untested (T = 2,048); wider: equal." in recall
-    assert "On small texts undecided (one pass: +0.002, -0.013 to +0.017; 5.9 passes)." in text
+    assert "On small texts undecided (one pass: +0.002, -0.013 to +0.017; mini-pile; 5.9 passes)." in text
     assert "Not comparable" in attention
-    assert attention.endswith("All and AR tokens: yes (one pass), no (5.9 passes).")
+    assert attention.endswith("All and AR tokens: yes (one pass; mini-pile), no (5.9 passes).")
     assert "Depends on the heads: yes (live: +0.023 fragile, +0.072), undecided or no (all)." in heads
-    assert "2 contradicted, 3 opposite here" in left
+    assert "2 contradicted, 4 opposite here" in left
 
     assert "In narrow models no (T = 256: " in sentences(with_answer("Table 1", "T = 256", "contradicted"))[0]
     assert sentences(with_answer("Figure 1", "Based", "contradicted"))[0].endswith("wider: equal or no.")
     assert (
-        "undecided (one pass: +0.002, -0.013 to +0.017), yes (5.9 passes)"
+        "undecided (one pass: +0.002, -0.013 to +0.017; mini-pile), yes (5.9 passes)"
         in (sentences(with_answer("Table 2", "all tokens, 5.9 passes", "holds here"))[1])
     )
     ahead = sentences(with_answer("Table 2", "AR tokens, one pass: attention", "holds here"))[2]
-    assert ahead.endswith("yes or no (one pass), no (5.9 passes).")  # on AR tokens attention is then ahead
+    assert ahead.endswith("yes or no (one pass), yes (mini-pile), no (5.9 passes).")  # on AR tokens attention is then ahead
     assert "Depends" not in sentences(with_answer("Table 3", "ReBased", "undecided"))[3]
     assert (
         "3 contradicted"

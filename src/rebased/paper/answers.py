@@ -136,7 +136,7 @@ def caveats(findings: Mapping[str, Finding], planned: Mapping[str, JudgedPlan]) 
         one, other = (TABLE_1[Place(model, LENGTHS[1], 32, 32)].mean for model in BASED)
         yield f"T = {LENGTHS[1]:,}, where the paper's lead is largest ({one:g} against {other:g}), has no run."
     if (text := findings["Table 2"]).protocol == "stand-in":
-        yield " ".join(["Text is a stand-in; all models have one rate.", *text.remarks])
+        yield " ".join(["Text is a stand-in; all models but those of mini-pile have one rate.", *text.remarks])
     if between(findings["Table 3"].claims, BASED):
         yield f"Live heads: IoU above {LIVE:g}. The paper does not say which heads it averages."
     plans = [(PLANS[name].table, plan) for name, plan in planned.items() if name in PLANS and plan.runs]

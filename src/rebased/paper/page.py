@@ -91,7 +91,8 @@ class PaperPage:
         """How many runs and probes were made by code that no commit holds."""
         whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
         planned = list(self.planned.values())
-        runs = [*self.runs, *(run for plan in planned for run in plan.runs)]
+        asked = {run.digest: run for plan in planned for run in plan.runs}  # several plans may ask for a run
+        runs = [*self.runs, *asked.values()]
         probes = [*(probe for _, probe in self.evidence.probes), *(probe for plan in planned for probe in plan.probes)]
         said = f"From {whose}: {counted('run', runs)}, {counted('probe', list(map(run_of, probes)))}."
         return f"{said} Changes: code in no commit."

@@ -98,11 +98,17 @@ def judge_folders(folder: Path) -> dict[str, JudgedPlan]:
         if not others:
             found[name] = JudgedPlan([])
             continue
-        evidence = read_evidence(others)
-        runs = [*evidence.runs, *evidence.lm_runs]
-        probes = [probe for _, probe in evidence.probes]
-        found[name] = JudgedPlan(judge_plan(read_plan(path), evidence), runs, bool(first.get(name)), probes)
+        evidence, plan = read_evidence(others), read_plan(path)
+        runs = [run for run in (*evidence.runs, *evidence.lm_runs) if is_asked_for(plan, run)]
+        probes = [probe for _, probe in evidence.probes if is_asked_for(plan, run_of(probe))]
+        found[name] = JudgedPlan(judge_plan(plan, evidence), runs, bool(first.get(name)), probes)
     return found
+
+
+def is_asked_for(plan: Plan, run: Run) -> bool:
+    """Whether a test describes the run. Beside a plan there may be runs that chose its rates, and those of other plans."""
+    asked = (which for test in (*plan.tests, *plan.shown) for which in (test.a, test.b, test.less) if which)
+    return any(describes(which, run) for which in asked)
 
 
 def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:

@@ -9,6 +9,7 @@ from statistics import fmean
 from rebased.analysis.unpaired import Effect
 from rebased.config import grouped
 from rebased.paper import mqar
+from rebased.paper.answered import PLANS
 from rebased.paper.counts import TABLE_9
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding, words_table
@@ -39,7 +40,8 @@ MARGIN = 0.01  # nats per token: the paper's differences are 0.010 and 0.014 ove
 def find_perplexity(evidence: Evidence, planned: Mapping[str, JudgedPlan]) -> Finding:
     """Table 2, from the first group of `rank_groups`; the others, and those of plans, are shown below it."""
     groups = rank_groups(evidence.lm_runs)
-    others = [group for plan in planned.values() for group in rank_groups(plan.runs)]
+    plans = [plan for name, plan in planned.items() if name in PLANS and PLANS[name].table == "Table 2"]
+    others = [group for plan in plans for group in rank_groups(plan.runs)]
     if not groups:
         return Finding("Table 2", "none", hold_levels(NO_MODELS), hold_claims(contests(NO_MODELS)))
     chosen, departures = groups[0], departures_of(groups[0])
