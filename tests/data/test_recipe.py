@@ -240,6 +240,7 @@ def test_mini_pile_is_a_recipe_whose_files_are_all_pinned() -> None:
     ("words", "message"),
     [
         (["mini-pile", "a.txt"], "mini-pile is a recipe; it cannot be mixed"),
+        (["mini-pile", "--from", "enwik8=x", "foldoc=y"], "takes one NAME=PATH, repeat it: --from foldoc=y"),
         (["mini-pile", "--from", "enwik=x"], "there is no source 'enwik'; did you mean 'enwik8'?"),
         (["mini-pile", "--from", "x"], "--from 'x' is not NAME=PATH"),
         (["mini-pile", "--from", "enwik8=nowhere"], "--from enwik8=nowhere: there is no file nowhere; name enwik8.zip"),

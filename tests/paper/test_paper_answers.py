@@ -66,7 +66,7 @@ def test_sentences_follow_the_outcomes() -> None:
         in (sentences(with_answer("Table 2", "all tokens, 5.9 passes", "holds here"))[1])
     )
     ahead = sentences(with_answer("Table 2", "AR tokens, one pass: attention", "holds here"))[2]
-    assert ahead.endswith("yes or no (one pass), yes (mini-pile), no (5.9 passes).")  # on AR tokens attention is then ahead
+    assert ahead.endswith("yes or no (one pass), yes (mini-pile), no (5.9 passes).")  # AR tokens: attention is ahead
     assert "Depends" not in sentences(with_answer("Table 3", "ReBased", "undecided"))[3]
     assert (
         "3 contradicted"

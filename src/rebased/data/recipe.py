@@ -61,7 +61,9 @@ def find_recipe(names: Sequence[str]) -> Path | None:
     known = {path.stem: path for path in RECIPES.glob("*.yaml")}
     chosen = [name for name in names if name.endswith(ENDING) or (name in known and not Path(name).exists())]
     if chosen and len(names) > 1:
-        raise ValueError(f"{chosen[0]} is a recipe; it cannot be mixed with other sources")
+        other = next(name for name in names if name != chosen[0])
+        hint = f"; --from takes one NAME=PATH, repeat it: --from {other}" if "=" in other else ""
+        raise ValueError(f"{chosen[0]} is a recipe; it cannot be mixed with other sources{hint}")
     return known.get(chosen[0], Path(chosen[0])) if chosen else None
 
 

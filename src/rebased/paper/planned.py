@@ -106,7 +106,7 @@ def judge_folders(folder: Path) -> dict[str, JudgedPlan]:
 
 
 def is_asked_for(plan: Plan, run: Run) -> bool:
-    """Whether a test describes the run. Beside a plan there may be runs that chose its rates, and those of other plans."""
+    """Whether a test describes the run. Beside a plan there may be runs that chose its rates, and other plans' runs."""
     asked = (which for test in (*plan.tests, *plan.shown) for which in (test.a, test.b, test.less) if which)
     return any(describes(which, run) for which in asked)
 
