@@ -231,7 +231,8 @@ def main(words: Sequence[str] | None = None) -> int:
     kernels = sum(map(len, plan.kernels))
     launches = sum(map(len, old.values()))
     print(f"{len(old):,} calls, {launches:,} launches, {kernels:,} kernels compared; {len(different)} calls differ")
-    print("\n".join(different[:20]))
+    for call in different[:20]:
+        print(call)
     if different and not args.drop:
         return 1
     dropped = different_classes(different)

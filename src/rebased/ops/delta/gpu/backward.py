@@ -18,11 +18,11 @@ from rebased.ops.delta.gpu.forward import (
     columns_of,
     decays,
     dot,
-    factor,
     features,
     features_across,
     given_values,
     power,
+    rounded,
     rows_of,
     state_tile,
     state_tile_across,
@@ -50,9 +50,9 @@ def local_kernel(
     s = dot(rows_of(k, 0, KP), columns_of(q, 0, KP), PRODUCTS)  # keys are rows
     P = power(s, DEGREE) * decays(a[None, :], a[:, None], lanes[None, :] >= lanes[:, None], HAS_GATE)
     dos = given_values(do + m // H * do_batch + m % H * do_head, do_token, first, T, column, V, BV)
-    found = dot(factor(P, PRODUCTS), factor(dos, PRODUCTS), PRODUCTS)
+    found = dot(rounded(P, PRODUCTS), rounded(dos, PRODUCTS), PRODUCTS)
     where = (here + lanes)[:, None] * VP + (column + tl.arange(0, BV))[None, :]
-    tl.store(dx + where, factor(found, PRODUCTS))
+    tl.store(dx + where, rounded(found, PRODUCTS))
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
@@ -92,14 +92,14 @@ def grad_states_kernel(
         chunk = count - 1 - step
         first = chunk * C
         to = d_states + chunk.to(tl.int64) * F * VP
-        known = factor(S0, PRODUCTS)
+        known = rounded(S0, PRODUCTS)
         tl.store(state_tile(to, 0, column, FT, VP, BV), known)
         y = dot(features(k, first, 0, KP, DEGREE, PRODUCTS), known, PRODUCTS)
         if TILES == 3:
-            known = factor(S1, PRODUCTS)
+            known = rounded(S1, PRODUCTS)
             tl.store(state_tile(to, 1, column, FT, VP, BV), known)
             y = dot(features(k, first, 1, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
-            known = factor(S2, PRODUCTS)
+            known = rounded(S2, PRODUCTS)
             tl.store(state_tile(to, 2, column, FT, VP, BV), known)
             y = dot(features(k, first, 2, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
         kept = 1.0
@@ -109,7 +109,7 @@ def grad_states_kernel(
             kept = tl.exp(total)
             y *= tl.exp(total - a)[:, None]
         y += values_of(dx, first, column, VP, BV).to(tl.float32)
-        dr = dot(columns_of(N, first, C), factor(y, PRODUCTS), PRODUCTS)
+        dr = dot(columns_of(N, first, C), rounded(y, PRODUCTS), PRODUCTS)
         mask = (first + lanes < T)[:, None] & (columns < V)[None, :]
         tl.store(
             dv + (first + lanes).to(tl.int64)[:, None] * (H * V) + columns[None, :],
@@ -121,7 +121,7 @@ def grad_states_kernel(
             since = tl.exp(a)[:, None]
             dr *= since
             dos *= since
-        dr, dos = factor(-dr, PRODUCTS), factor(dos, PRODUCTS)
+        dr, dos = rounded(-dr, PRODUCTS), rounded(dos, PRODUCTS)
         S0 = dot(features_across(q, first, 0, KP, DEGREE, PRODUCTS), dos, PRODUCTS, S0 * kept)
         S0 = dot(features_across(k, first, 0, KP, DEGREE, PRODUCTS), dr, PRODUCTS, S0)
         if TILES == 3:
@@ -191,24 +191,24 @@ def gradients_kernel(
     dA = tl.zeros([C, C], tl.float32)
     of_beta = tl.zeros([C], tl.float32)
     for column in range(0, VP, BV):
-        dos = factor(given_values(do, do_token, first, T, column, V, BV), PRODUCTS)
+        dos = rounded(given_values(do, do_token, first, T, column, V, BV), PRODUCTS)
         drs = given_values(dv, H * V, first, T, column, V, BV)
         where = x + lanes[None, :] * VP + (column + tl.arange(0, BV))[:, None]
         xs = tl.load(where)  # [BV, C]
         dP = dot(dos, xs, PRODUCTS, dP)
-        dA = dot(factor(drs, PRODUCTS), xs, PRODUCTS, dA)
+        dA = dot(rounded(drs, PRODUCTS), xs, PRODUCTS, dA)
         news = values_of(x, 0, column, VP, BV).to(tl.float32)
         of_beta += tl.sum(news / strength[:, None] * (drs.to(tl.float32) / strength[:, None]), 1)
     qs, ks = rows_of(q, 0, KP), rows_of(k, 0, KP)
     keys = columns_of(k, 0, KP)
     s = dot(qs, keys, PRODUCTS)
     E = decays(a[:, None], a[None, :], lanes[:, None] >= lanes[None, :], HAS_GATE)
-    G = factor(dP * E * _slope(s, DEGREE), PRODUCTS)
+    G = rounded(dP * E * _slope(s, DEGREE), PRODUCTS)
     d_query = dot(G, ks, PRODUCTS)  # [C, KP]
     d_written = dot(columns_of(q, 0, KP), G, PRODUCTS)  # [KP, C]: keys as writers
     s = dot(ks, keys, PRODUCTS)
     E = tl.where(lanes[:, None] > lanes[None, :], E, 0.0)
-    G = factor(-dA * E * _slope(s, DEGREE), PRODUCTS)
+    G = rounded(-dA * E * _slope(s, DEGREE), PRODUCTS)
     d_key = dot(G, ks, PRODUCTS)  # keys as readers
     d_written = dot(keys, G, PRODUCTS, d_written)
     d_written = tl.trans(d_written)
@@ -238,9 +238,9 @@ def gradients_kernel(
                 overlap += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
                 dos, drs = dos.to(tl.float32) * since, drs.to(tl.float32) * since
                 news = news.to(tl.float32) * until
-            f_query = dot(factor(dos, PRODUCTS), S, PRODUCTS, f_query)
-            f_read = dot(factor(drs, PRODUCTS), S, PRODUCTS, f_read)
-            f_write = dot(factor(news, PRODUCTS), dS, PRODUCTS, f_write)
+            f_query = dot(rounded(dos, PRODUCTS), S, PRODUCTS, f_query)
+            f_read = dot(rounded(drs, PRODUCTS), S, PRODUCTS, f_read)
+            f_write = dot(rounded(news, PRODUCTS), dS, PRODUCTS, f_write)
         both = f_write - f_read
         if DEGREE == 1:
             d_query += f_query

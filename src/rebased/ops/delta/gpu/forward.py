@@ -29,7 +29,7 @@ def dot(x, y, PRODUCTS: tl.constexpr, acc=None):
 
 
 @triton.jit
-def factor(x, PRODUCTS: tl.constexpr):
+def rounded(x, PRODUCTS: tl.constexpr):
     """x as a factor of products. To TF32 it is rounded here: tensor cores would cut it off, and such errors add up."""
     if PRODUCTS == "tf32":
         x = x.to(tl.float32)
@@ -76,7 +76,7 @@ def features(x, first, TILE: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexp
     else:
         where = x + (first + tl.arange(0, C))[:, None] * KP + tl.arange(0, SLICE)[None, :]
         xa, xb = tl.load(where + TILE // 2 * SLICE), tl.load(where + (TILE + 1) // 2 * SLICE)
-        return factor(outer(xa, xb, C, x.dtype.element_ty), PRODUCTS)
+        return rounded(outer(xa, xb, C, x.dtype.element_ty), PRODUCTS)
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def features_across(x, first, TILE: tl.constexpr, KP: tl.constexpr, DEGREE: tl.c
     else:
         where = x + (first + tl.arange(0, C))[None, :] * KP + tl.arange(0, SLICE)[:, None]
         xa, xb = tl.load(where + TILE // 2 * SLICE), tl.load(where + (TILE + 1) // 2 * SLICE)
-        return factor(outer_across(xa, xb, C, x.dtype.element_ty), PRODUCTS)
+        return rounded(outer_across(xa, xb, C, x.dtype.element_ty), PRODUCTS)
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def _unit(x, eps):
 def _of_fp32(x, y, PRODUCTS: tl.constexpr):
     """x y of fp32 numbers, whatever other products are of."""
     if PRODUCTS == "tf32":
-        x, y = factor(x, PRODUCTS), factor(y, PRODUCTS)
+        x, y = rounded(x, PRODUCTS), rounded(y, PRODUCTS)
     return dot(x, y, PRODUCTS)
 
 
@@ -179,7 +179,7 @@ def prepare_kernel(
         x, y = x * of_x, y * of_y
         tl.store(gates + 2 * step + to + lanes[:, None], of_x)
         tl.store(gates + 3 * step + to + lanes[:, None], of_y)
-    x, y = factor(x, PRODUCTS), factor(y, PRODUCTS)
+    x, y = rounded(x, PRODUCTS), rounded(y, PRODUCTS)
     inner = lanes[:, None] * KP + columns[None, :]
     tl.store(qk + to * KP + inner, x)
     keys = qk + (step + to) * KP
@@ -203,7 +203,7 @@ def prepare_kernel(
     earlier = lanes[:, None] > lanes[None, :]
     A = strength[:, None] * power(s, DEGREE) * decays(a[:, None], a[None, :], earlier, HAS_GATE)
     solved = _inverse(A, PRODUCTS) * strength[None, :]
-    tl.store(N + to * C + lanes[:, None] * C + lanes[None, :], factor(solved, PRODUCTS))
+    tl.store(N + to * C + lanes[:, None] * C + lanes[None, :], rounded(solved, PRODUCTS))
 
 
 @triton.jit
@@ -244,14 +244,14 @@ def states_kernel(
         S2 = tl.load(state_tile(initial, 2, column, FT, VP, BV))
     for chunk in range(count):
         first = chunk * C
-        known = factor(S0, PRODUCTS)
+        known = rounded(S0, PRODUCTS)
         tl.store(state_tile(states, 0, column, FT, VP, BV), known)
         y = dot(features(k, first, 0, KP, DEGREE, PRODUCTS), known, PRODUCTS)
         if TILES == 3:
-            known = factor(2 * S1, PRODUCTS)
+            known = rounded(2 * S1, PRODUCTS)
             tl.store(state_tile(states, 1, column, FT, VP, BV), known)
             y = dot(features(k, first, 1, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
-            known = factor(S2, PRODUCTS)
+            known = rounded(S2, PRODUCTS)
             tl.store(state_tile(states, 2, column, FT, VP, BV), known)
             y = dot(features(k, first, 2, KP, DEGREE, PRODUCTS), known, PRODUCTS, y)
         kept = 1.0
@@ -261,12 +261,12 @@ def states_kernel(
             kept = tl.exp(total)
             y *= tl.exp(a)[:, None]
         r = given_values(v, v_token, first, T, column, V, BV).to(tl.float32) - y
-        new = dot(rows_of(N, first, C), factor(r, PRODUCTS), PRODUCTS)
+        new = dot(rows_of(N, first, C), rounded(r, PRODUCTS), PRODUCTS)
         where = (first + tl.arange(0, C))[:, None] * VP + (column + tl.arange(0, BV))[None, :]
-        tl.store(x + where, factor(new, PRODUCTS))
+        tl.store(x + where, rounded(new, PRODUCTS))
         if HAS_GATE:
             new *= tl.exp(total - a)[:, None]
-        new = factor(new, PRODUCTS)
+        new = rounded(new, PRODUCTS)
         S0 = _step(S0, features_across(k, first, 0, KP, DEGREE, PRODUCTS), new, kept, PRODUCTS)
         if TILES == 3:
             S1 = _step(S1, features_across(k, first, 1, KP, DEGREE, PRODUCTS), new, kept, PRODUCTS)
@@ -302,7 +302,7 @@ def outputs_kernel(
         sums *= tl.exp(a)[:, None]
     s = dot(rows_of(q, 0, KP), columns_of(k, 0, KP), PRODUCTS)
     P = power(s, DEGREE) * decays(a[:, None], a[None, :], lanes[:, None] >= lanes[None, :], HAS_GATE)
-    sums = dot(factor(P, PRODUCTS), values_of(x + here * VP, 0, column, VP, BV), PRODUCTS, sums)
+    sums = dot(rounded(P, PRODUCTS), values_of(x + here * VP, 0, column, VP, BV), PRODUCTS, sums)
     columns = column + tl.arange(0, BV)
     at = (m // H * T + first + lanes)[:, None] * (H * V) + m % H * V + columns[None, :]
     mask = (first + lanes < T)[:, None] & (columns < V)[None, :]
