@@ -138,7 +138,8 @@ def browse(page: str, folder: Path, harness: str = HARNESS) -> tuple[dict[str, A
     file.write_text(harness.format(width=PHONE, page=html.escape(page)), encoding="utf-8")
     words = [str(BROWSER), "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     words += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root otherwise
-    words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000", "--dump-dom", file.as_uri()]
+    # an hour, which passes as fast as the page lets it: on a busy machine a minute ended before the PNG was drawn
+    words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3600000", "--dump-dom", file.as_uri()]
     answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     seen = re.search(r'<pre id="seen">(.*?)</pre>', answer.stdout, flags=re.DOTALL)
     assert seen is not None, answer.stderr[-2000:]
