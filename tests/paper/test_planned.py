@@ -26,6 +26,7 @@ from rebased.paper.planned import (
 from rebased.report.probe.cells import live_mean
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
+from rebased.runs.suite import load_suite
 from rebased.train.sweep.grid import load_sweep
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -271,6 +272,17 @@ def test_a_committed_sweep_makes_the_runs_that_its_plan_needs(name: str) -> None
             if test.less is not None:
                 others = [(run.model, run.seed) for run in runs if describes(test.less, run)]
                 assert all(others.count((run.model, run.seed)) == 1 for run in found)
+
+
+def test_a_committed_suite_makes_the_runs_that_its_plan_needs() -> None:
+    """One of its rates is chosen per mixer and task, and seeds of the tests are those that are scored."""
+    folder = RESULTS / "suites" / "delta-squares"
+    plan, suite = read_plan(folder / "plan.md"), load_suite(folder / "delta-squares.yaml")
+    configs = [config for label, mixer in suite.mixers.items() for config in suite.configs("", label, mixer)]
+    runs = [Run("", [{"type": "run", "config": config.model_dump(mode="json")}]) for config in configs]
+    for test in plan.tests:
+        for which, wanted in zip((test.a, test.b), test.wanted, strict=True):
+            assert sum(describes(which, run) for run in runs) == wanted * len(suite.rates)
 
 
 def test_the_page_about_gates_says_what_its_plan_says() -> None:
