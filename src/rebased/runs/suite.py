@@ -141,11 +141,26 @@ class Suite(Config):
     def layer_bytes(self, model: Mapping[str, Any], seq_len: int) -> int:
         """Bytes of the state of the compared layer after `seq_len` tokens of one sequence, in fp32."""
         compared = model["mixers"][self.model["mixers"].index(PLACE)]
-        alone = {**model, "mixers": [compared], "n_layers": 1, "max_len": seq_len, "vocab_size": 2}
-        layer = shape_of(LMConfig.model_validate(alone)).blocks[0].mixer
-        if not can_extend(layer):
+        alone = {**model, "mixers": [compared], "n_layers": 1, "max_len": self.longest, "vocab_size": 2}
+        key = json.dumps(alone, sort_keys=True)
+        if key not in self._layers:
+            self._layers[key] = shape_of(LMConfig.model_validate(alone)).blocks[0].mixer
+        if not can_extend(self._layers[key]):
             raise ValueError("it has no state_size")
-        return NUMBER * layer.state_size(seq_len)
+        return NUMBER * self._layers[key].state_size(seq_len)
+
+    @cached_property
+    def longest(self) -> int:
+        """The tokens of the longest sequences of all tasks."""
+        tree = {"model": self.place({"name": "short_conv"})}
+        return max(
+            longest(SyntheticRunConfig.model_validate(tree | {"task": each.task}).task) for each in self.tasks.values()
+        )
+
+    @cached_property
+    def _layers(self) -> dict[str, Any]:
+        """Layers without weights whose state was asked for: one serves all tasks."""
+        return {}
 
     def why_not(self, run: Run) -> str | None:
         """Why a run does not enter a ranking, in words after "N runs left out: "; None if it does."""
@@ -154,13 +169,9 @@ class Suite(Config):
             return "not of a suite"
         if part.protocol != self.protocol or part.task not in self.tasks:
             return "made by another protocol"
-        task = self.tasks[part.task]
-        tree = {"task": task.task, "model": self.place({"name": "short_conv"})}
-        expected = SyntheticRunConfig.model_validate(tree | {"train": merge(self.train, task.train)})
-        ours, theirs = expected.model_dump(mode="json"), run.settings["train"]
-        free = {path.removeprefix("train.") for path in expected.execution} | {"lr", "seed", "protocol"}
-        same = all(theirs.get(key) == value for key, value in ours["train"].items() if key not in free)
-        if run.settings["task"] != ours["task"] or not same or theirs["protocol"] != "held_out":
+        expected, theirs = self._expected[part.task], run.settings["train"]
+        same = all(theirs.get(key) == value for key, value in expected["train"].items())
+        if run.settings["task"] != expected["task"] or not same or theirs["protocol"] != "held_out":
             return "with settings that are not those of the protocol they name"
         seeds = (*self.choose_seeds, *self.score_seeds)
         if run.lr not in self.rates or run.seed not in seeds or part.choosing_seeds != self.choose_seeds:
@@ -172,6 +183,18 @@ class Suite(Config):
         if known not in self._judged:
             self._judged[known] = self._is_expected(part, run.settings["model"])
         return None if self._judged[known] else "with another model than the protocol gives to this mixer"
+
+    @cached_property
+    def _expected(self) -> dict[str, dict[str, Any]]:
+        """The sections task and train that runs of each task must have, without what the protocol leaves free."""
+        found = {}
+        for name, task in self.tasks.items():
+            tree = {"task": task.task, "model": self.place({"name": "short_conv"})}
+            config = SyntheticRunConfig.model_validate(tree | {"train": merge(self.train, task.train)})
+            free = {path.removeprefix("train.") for path in config.execution} | {"lr", "seed", "protocol"}
+            ours = config.model_dump(mode="json")
+            found[name] = {"task": ours["task"], "train": {k: v for k, v in ours["train"].items() if k not in free}}
+        return found
 
     @cached_property
     def _judged(self) -> dict[str, bool]:
