@@ -32,9 +32,11 @@ $(DEMO): pyproject.toml constraints.txt
 	$(PIP) -e ".[lab]"
 	@touch $@
 
-# The package is installed already, so pip installs only what the extra adds.
+# The package is installed already, so pip installs only what the extra adds. Then one process writes the bytecode of all
+# that tests import: four workers that begin without it each compile all of torch.
 $(TEST): $(DEMO)
 	$(PIP) "rebased[dev]"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 	@touch $@
 
 $(TEST_ALL): $(TEST)
