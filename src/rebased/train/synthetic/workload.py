@@ -15,8 +15,8 @@ from rebased.evaluate.accuracy import evaluate
 from rebased.evaluate.norms import norm_statistics
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig
-from rebased.models.precision import autocast
 from rebased.models.weights import save_model
+from rebased.ops.backend import autocast
 from rebased.runs.schedule import epoch_lr
 from rebased.runs.synthetic_config import SyntheticRunConfig, longest, reported
 from rebased.tasks import IGNORE, Batch, Examples, Questions, Segment, Task, epoch_batches, find_questions
