@@ -105,6 +105,11 @@ class Workload(ABC):
         """Bytes of main memory that a run on a CPU needs besides weights, gradients and moments, at least: the input of
         every block of one micro batch, and the data. Raises ValueError if the data alone do not fit."""
 
+    @staticmethod
+    def block_inputs(model: LMConfig, rows: int, seq_len: int) -> int:
+        """Bytes of the inputs of all blocks, which the backward pass needs."""
+        return 4 * rows * seq_len * model.d_model * (model.n_layers + 1)
+
     @classmethod
     def other_data(cls, config: Any, run: dict[str, Any]) -> str | None:
         """Why a run's data differ from the config's; None if they agree, or are not here. `run` is its record's first
@@ -240,11 +245,6 @@ class Workload(ABC):
             self.set_micro_batch(half(self.micro_batch or rows))
             torch.cuda.empty_cache()  # cached blocks may be too small for what is allocated next
             self.output.line({"type": OUT_OF_MEMORY, "step": self.progress.step, "micro_batch": self.micro_batch})
-
-
-def block_inputs(model: LMConfig, rows: int, seq_len: int) -> int:
-    """Bytes of the inputs of all blocks, which the backward pass needs."""
-    return 4 * rows * seq_len * model.d_model * (model.n_layers + 1)
 
 
 def sequence_work(model: LMConfig, seq_len: int, labels: float) -> float:

@@ -23,17 +23,7 @@ from rebased.train.lm.flops import flops_per_token, peak_flops
 from rebased.train.lm.measure import measure, validate
 from rebased.train.lm.step import LMStep
 from rebased.train.sinks import StepReport
-from rebased.train.workload import (
-    DROPOUT,
-    INIT,
-    ORDER,
-    NotFinite,
-    Output,
-    Progress,
-    Workload,
-    block_inputs,
-    sequence_work,
-)
+from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload, sequence_work
 from rebased.train.world import World, refusal, started_processes
 
 SHORTEST = 64  # tokens of a shortened sequence
@@ -71,7 +61,7 @@ class LMWorkload(Workload):
     @classmethod
     def memory(cls, config: LMRunConfig, processes: int) -> int:
         rows = -(-(config.train.micro_batch or config.train.batch_size) // processes)
-        return 8 * config.train.batch_size + block_inputs(config.model, rows, config.data.seq_len)
+        return 8 * config.train.batch_size + cls.block_inputs(config.model, rows, config.data.seq_len)
 
     @classmethod
     def other_data(cls, config: LMRunConfig, run: dict[str, Any]) -> str | None:

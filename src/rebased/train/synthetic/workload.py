@@ -26,17 +26,7 @@ from rebased.train.optimiser import build_optimiser, make_moments, set_lr
 from rebased.train.precision import autocast_dtype, choose_precision
 from rebased.train.sinks import StepReport
 from rebased.train.synthetic.step import CapturedStep, Step
-from rebased.train.workload import (
-    DROPOUT,
-    INIT,
-    ORDER,
-    NotFinite,
-    Output,
-    Progress,
-    Workload,
-    block_inputs,
-    sequence_work,
-)
+from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload, sequence_work
 from rebased.train.world import World
 
 LABELLED_ROWS = 256  # examples over which labels are averaged: their number can differ from row to row
@@ -63,7 +53,7 @@ class SyntheticWorkload(Workload):
         config.task.check_fits()  # first: where the examples alone are too many, the model is not to blame
         rows = config.train.micro_batch or config.train.batch_size
         rows = min(rows, max(segment.examples for segment in config.task.train))
-        return config.task.data_bytes() + block_inputs(config.model, rows, longest(config.task))
+        return config.task.data_bytes() + cls.block_inputs(config.model, rows, longest(config.task))
 
     @classmethod
     def run_work(cls, config: SyntheticRunConfig) -> float:
