@@ -12,11 +12,11 @@ from rebased.models import LanguageModel
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.shipped import CONFIGS
 from rebased.train.executors.jobs import Job, Outcome
-from rebased.train.kinds import training_of
+from rebased.train.kinds import workload_of
 from rebased.train.sweep.cost import estimate, processor_of, short_run, time_steps
 from rebased.train.sweep.grid import Point
 from rebased.train.sweep.plan import make_plan
-from rebased.train.synthetic.kind import epoch_work, task_work
+from rebased.train.synthetic.workload import epoch_work, task_work
 from tiny_run import tiny
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_record_fails_its_run_alone(tmp_path: Path) -> None:
 def test_steps_are_timed_in_the_loop_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     config = tiny()
-    work = training_of(config).step_work(config)
+    work = workload_of(config).step_work(config)
     assert work == 3 * 8 * task_work(config.model, config.task.task(config.task.train[0]))  # a step of one batch
     assert all(0 < 9 * work * each < 60 for each in time_steps(config.model_dump()))
     assert list(tmp_path.glob("rebased-*")) == []  # nothing is left behind
@@ -139,7 +139,7 @@ def test_a_large_language_model_is_timed_on_short_sequences(monkeypatch: pytest.
     assert isinstance(short, LMRunConfig)
     assert (short.data.seq_len, short.train.batch_size) == (64, 1)
     assert short.model == config.model
-    step_work = training_of(config).step_work
+    step_work = workload_of(config).step_work
     assert step_work(short) < step_work(config) / 400  # of 16 sequences of 2,048 tokens
     monkeypatch.setattr("rebased.train.sweep.cost.has_gpu", lambda: True)
     whole = short_run(config)

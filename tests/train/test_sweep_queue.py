@@ -11,7 +11,7 @@ import yaml
 from rebased.cli.sweep_board import Tally, describe_plan
 from rebased.runs.finished import Run
 from rebased.train.executors.local import LocalExecutor
-from rebased.train.kinds import training_of
+from rebased.train.kinds import workload_of
 from rebased.train.sweep.cost import Estimate
 from rebased.train.sweep.grid import Select, load_sweep
 from rebased.train.sweep.plan import Plan, PlannedRun, make_plan
@@ -169,7 +169,7 @@ def budget_of(
     """A budget for runs that are expected to do this share of their work before they stop early."""
     costs = {run.digest: one for run, one in zip(plan.runs, seconds, strict=True)}
     cost = Estimate(
-        costs, 0.0, "", {run.digest: share * training_of(run.config).run_work(run.config) for run in plan.runs}
+        costs, 0.0, "", {run.digest: share * workload_of(run.config).run_work(run.config) for run in plan.runs}
     )
     return TimeBudget(total, cost, now=clock, **{"may_break_off": False} | more)
 

@@ -26,7 +26,7 @@ from rebased.report.suite.sentences import three_sentences
 from rebased.runs.collect import gather
 from rebased.runs.shipped import MODELS, find_config
 from rebased.runs.suite import Suite, SuiteMixer, load_suite, own_mixer
-from rebased.train.kinds import training_of
+from rebased.train.kinds import workload_of
 from rebased.train.sweep.cost import processor_of, time_steps
 from rebased.train.sweep.grid import Point, Select, Sweep
 
@@ -210,6 +210,6 @@ def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, list[f
     found = {name: list[float]() for name in mixers}
     say(to.console(), f"timing a training step of {plural(len(mixers), 'mixer')}, in {ROUNDS} rounds ...")
     for name, config in ROUNDS * [*configs.items()]:
-        step = min(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds, undisturbed
+        step = min(time_steps(config.model_dump())) * workload_of(config).step_work(config)  # seconds, undisturbed
         found[name].append(1e6 * step / (config.train.batch_size * config.task.train[0].seq_len))
     return found

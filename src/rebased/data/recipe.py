@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from rebased.config import Config, did_you_mean, explain
+from rebased.config import Config, did_you_mean, load_config
 from rebased.data.encode_chunks import CHUNK_BYTES
 from rebased.data.manifest import FoundFile
 from rebased.data.sources import Document, Source, compile_start, open_text, text_documents
-from rebased.files import refuse_pipe, replacing, sha256_file
+from rebased.files import replacing, sha256_file
 
 RECIPES = Path(__file__).with_name("recipes")
 ENDING = ".recipe.yaml"  # of a recipe that does not come with the package
@@ -69,13 +68,7 @@ def find_recipe(names: Sequence[str]) -> Path | None:
 
 def read_recipe(path: Path) -> Recipe:
     """The recipe in a file. Raises ValueError if it is not one."""
-    refuse_pipe(path)
-    try:
-        return Recipe.model_validate(yaml.safe_load(path.read_bytes()))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        raise ValueError(f"{path}: {explain(error)}") from error
+    return load_config(Recipe, path)
 
 
 class Fetched(NamedTuple):

@@ -18,7 +18,7 @@ from rebased.files import read_json, replacing, sha256_file, without_nan
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.configs import run_kind
 from rebased.runs.lm_config import LMRunConfig
-from rebased.runs.load import open_trained
+from rebased.runs.load import check_done, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.run_names import kind_of
@@ -100,11 +100,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
     lines = read_record(folder)
     if not lines or lines[0]["type"] != "run":
         raise ValueError(f"{folder / RECORD} does not begin with the line of a run; nothing can be probed")
-    end = lines[-1]
-    if end["type"] != "end":
-        raise ValueError(f"{folder} has not ended, so it has no trained model yet; finish it with --resume, then probe")
-    if end["status"] != "done":
-        raise ValueError(f"{folder} {end['status']} and left no trained model; probe another run")
+    check_done(folder, lines)
     return lines
 
 

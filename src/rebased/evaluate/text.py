@@ -11,7 +11,7 @@ from rebased.data import TextBatch, Windows
 from rebased.evaluate.ar import ARRule
 from rebased.mixers import eval_mode, positions_in_documents
 from rebased.models import IGNORE, LanguageModel
-from rebased.models.precision import autocast
+from rebased.ops.backend import autocast
 
 LOGITS_AT_ONCE = 2**25  # 128 MiB in fp32
 

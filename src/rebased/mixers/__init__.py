@@ -16,6 +16,7 @@ from rebased.mixers.checks import (
 from rebased.mixers.contract import (
     CONTEXT,
     FACTORY,
+    AttendsAt,
     Extendable,
     Isolating,
     can_extend,
@@ -25,6 +26,7 @@ from rebased.mixers.contract import (
     mixer_name,
     mixer_names,
     register_mixer,
+    rows_at,
     unwrap,
 )
 from rebased.mixers.delta import KDA, DeltaReBased, GatedDeltaNet
@@ -40,7 +42,6 @@ from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.linear_recurrent import GLA, Mamba2
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import PolynomialAttention
-from rebased.mixers.positions import AttendsAt, rows_at
 from rebased.mixers.previous_token import PreviousToken
 from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rebased import Based, LinearAttention, ReBased

@@ -11,7 +11,7 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
   whose steps are fused with what is around the mixer.
 - `forward_documents` keeps packed documents apart (Isolating, documents.py). `extend_documents` does so for documents
   that follow states (ExtendsDocuments, documents.py): several prompts are then read at once.
-- `forward_at` leaves out positions that are not wanted (AttendsAt, positions.py).
+- `forward_at` leaves out positions that are not wanted (AttendsAt).
 - `attention_map` and `apply_attention` show where it looks (HasAttentionMap, attention_maps.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).
 - `output_projection` names the layer that makes y of the heads, the last thing the mixer does: an output gate stands
@@ -71,6 +71,21 @@ class Isolating(Protocol):
 
         cu_seqlens [n+1] says where documents begin in the B*T tokens of x; its last number is B*T.
         """
+
+
+@runtime_checkable
+class AttendsAt(Protocol):
+    """A mixer that can compute some positions of each row only: the questions of a synthetic task.
+
+    What it computes at a position needs all tokens before it, but its queries, its output and all that follows need
+    only the position itself. Of any other mixer all positions are computed, and the wanted ones taken (Block.mix_at).
+    """
+
+    def attends_at(self, x: Tensor, n: int) -> bool:
+        """Return True if forward_at of n positions per row is faster than forward of x [B,T,D]."""
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return forward() at these positions only: x [B,T,D], positions [B,n] -> [B,n,D]."""
 
 
 _REGISTER: dict[str, type[nn.Module]] = {}
@@ -165,3 +180,9 @@ def find_residual_projections(module: nn.Module) -> list[nn.Module]:
                 f"it; its nn.Linear layers are {known}"
             )
     return [layers[name] for name in declared]
+
+
+def rows_at(x: Tensor, positions: Tensor) -> Tensor:
+    """Return x at these positions of each row: x [B,T,D], positions [B,n] -> [B*n,D]."""
+    starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
+    return x.flatten(0, 1).index_select(0, (positions + starts.unsqueeze(1)).flatten())

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from rebased.mixers.attention_maps import scaled_products, weigh
 from rebased.mixers.checks import check_input, empty_output, is_plain
-from rebased.mixers.contract import named_arguments
-from rebased.mixers.positions import rows_at
+from rebased.mixers.contract import named_arguments, rows_at
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import (
     AnyCoefficients,
@@ -124,7 +123,7 @@ class PolynomialAttention(nn.Module):
         return self.proj_o(self.attend(q, k, v, **self.gates(x)).flatten(-2))
 
     def attends_at(self, x: Tensor, n: int) -> bool:
-        """Return True if forward_at of n positions per row is faster than forward of x [B,T,D] (mixers/positions.py).
+        """Return True if forward_at of n positions per row is faster than forward of x [B,T,D] (mixers/contract.py).
 
         It is faster on a GPU. False if a subclass or a hook changes the mixer: forward_at would ignore that.
         """

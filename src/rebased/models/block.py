@@ -126,7 +126,7 @@ class Block(nn.Module):
     def mix_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return mix(x) at these positions of each row only: x [B,T,D], positions [B,n] -> [B*n,D].
 
-        A mixer that is faster without the others leaves them out (mixers/positions.py).
+        A mixer that is faster without the others leaves them out (mixers/contract.py).
         """
         if hasattr(self.mixer, "attends_at") and self.mixer.attends_at(x, positions.shape[1]):
             y = self.norm1(x, dtype=matmul_dtype(x))

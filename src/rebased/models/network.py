@@ -134,7 +134,7 @@ class Network(nn.Module):
         """Return `hidden` at these positions of each row only: tokens [B,T], positions [B,n] -> [B*n,D].
 
         It is faster than `hidden`: what follows the last mixer works on each position by itself, so the others are left
-        out there. On a GPU ReBased and Based leave them out too (mixers/positions.py).
+        out there. On a GPU ReBased and Based leave them out too (mixers/contract.py).
         """
         if is_batch_invariant() or self.readout is not None:
             return rows_at(self.hidden(tokens), positions)

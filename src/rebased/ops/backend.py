@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
@@ -211,6 +211,14 @@ def matmul_dtype(x: Tensor, weight: Tensor | None = None) -> torch.dtype:
     if dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return dtype
+
+
+def autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:
+    """Inside, products of layers are in `dtype`; weights, norms, sums and the residual stream keep theirs.
+
+    None: that of the weights. Each weight is cast once per forward pass, so a cache of casts would only hold memory.
+    """
+    return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def without_autocast(function: Function) -> Function:

@@ -1,5 +1,6 @@
 """Load a trained language model, with the prepared text that it is measured on, or with its tokenizer alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,8 +193,13 @@ def _config(path: Path) -> dict[str, Any]:
     lines = record_beside(path)
     if not lines and not (folder / RECORD).is_file():
         return {}
+    check_done(folder, lines)
+    return dict(lines[0].get("config", {}))
+
+
+def check_done(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Raise ValueError unless the run in `folder`, with these lines in its record, has left a trained model."""
     if not lines or lines[-1]["type"] != "end":
         raise ValueError(f"{folder} has not ended, so it has no trained model yet; finish it with --resume")
     if (status := lines[-1]["status"]) != "done":
         raise ValueError(f"{folder} {status} and left no trained model; give another run")
-    return dict(lines[0].get("config", {}))

@@ -42,7 +42,7 @@ class RunConfig(Config):
     """A run as data. It is complete before step 0 and never rewritten; its digest names the run.
 
     A subclass is a kind of run. It has a section that says what the model is trained on (`task` or `data`), `model` and
-    `train`. How such a run is trained says its TrainingKind (train/training_kind.py).
+    `train`. How such a run is trained says its Workload (train/workload.py).
     """
 
     section: ClassVar[str]

@@ -30,7 +30,7 @@ from rebased.train.checkpoint import (
 )
 from rebased.train.cuda_graph import own_stream
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
-from rebased.train.kinds import check_run_fits, training_of
+from rebased.train.kinds import check_run_fits, workload_of
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.precision import choose_precision, matmul_precision, onednn_restored
 from rebased.train.sinks import RunStart, Sink
@@ -76,7 +76,7 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
     what a user can mend.
     """
     folder = Path(folder)
-    processes = training_of(config).processes(config)
+    processes = workload_of(config).processes(config)
     with join_world(config.train.device, processes) as world:
         gpus = [world.device] if world.device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus):
@@ -88,7 +88,7 @@ def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks
     world is left: torch waits forever if a DistributedDataParallel is the last to hold the processes' group."""
     check_run_fits(config, world.device, world.size)
     # Before there is a folder: a model that cannot be built leaves none.
-    workload = training_of(config).workload(config, world)
+    workload = workload_of(config)(config, world)
     check_causality(workload.model)
     with (
         _shared_folder(folder, config, resume, world) as digest,

@@ -16,7 +16,7 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
 
 
 def autocast_dtype(precision: Precision) -> torch.dtype | None:
-    """The dtype of the layers' products (models/precision.py); None: that of the weights."""
+    """The dtype of the layers' products (autocast of ops/backend.py); None: that of the weights."""
     return torch.bfloat16 if precision == "bf16" else None
 
 

@@ -10,13 +10,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.optim import AdamW
 
-from rebased.models import LanguageModel
+from rebased.mixers import can_extend, check_state_size
+from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.record import Record
 from rebased.runs.run_config import RunConfig
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
@@ -72,7 +74,11 @@ class Output:
 
 
 class Workload(ABC):
-    """A model in training. The constructor builds the model and checks the data; no file has been written by then."""
+    """A model in training. The constructor builds the model and checks the data; no file has been written by then.
+
+    The class methods say of a config, without a model, how much memory and work its run needs. Work is counted in
+    multiply-adds; training costs three forward passes.
+    """
 
     remedy: ClassVar[str] = ""
     """What else to try when a run diverges, besides a lower learning rate."""
@@ -87,6 +93,51 @@ class Workload(ABC):
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.world, self.progress = config, world, Progress()
+
+    @classmethod
+    def processes(cls, config: Any) -> int:
+        """The number of processes that train this run together. Raises ValueError if they cannot."""
+        return 1
+
+    @classmethod
+    @abstractmethod
+    def memory(cls, config: Any, processes: int) -> int:
+        """Bytes of main memory that a run on a CPU needs besides weights, gradients and moments, at least: the input of
+        every block of one micro batch, and the data. Raises ValueError if the data alone do not fit."""
+
+    @staticmethod
+    def block_inputs(model: LMConfig, rows: int, seq_len: int) -> int:
+        """Bytes of the inputs of all blocks, which the backward pass needs."""
+        return 4 * rows * seq_len * model.d_model * (model.n_layers + 1)
+
+    @classmethod
+    def other_data(cls, config: Any, run: dict[str, Any]) -> str | None:
+        """Why a run's data differ from the config's; None if they agree, or are not here. `run` is its record's first
+        line."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def run_work(cls, config: Any) -> float:
+        """The work of the whole run, evaluations included, if it does not stop early."""
+
+    @classmethod
+    @abstractmethod
+    def step_work(cls, config: Any) -> float:
+        """The work of one training step."""
+
+    @classmethod
+    @abstractmethod
+    def recorded_work(cls, config: Any, lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
+        """(work, seconds) of what a record holds. Lines without their seconds are not counted."""
+
+    @classmethod
+    @abstractmethod
+    def shorten(cls, config: Any, rows: int, lines: int, steps: int, share: float | None = None) -> RunConfig:
+        """The config with `rows` sequences per step and so many lines in the record, each after so many steps.
+
+        share: the share of a sequence that is enough on a CPU; a text can be cut to it. None: on a GPU.
+        """
 
     @property
     @abstractmethod
@@ -194,3 +245,19 @@ class Workload(ABC):
             self.set_micro_batch(half(self.micro_batch or rows))
             torch.cuda.empty_cache()  # cached blocks may be too small for what is allocated next
             self.output.line({"type": OUT_OF_MEMORY, "step": self.progress.step, "micro_batch": self.micro_batch})
+
+
+def sequence_work(model: LMConfig, seq_len: int, labels: float) -> float:
+    """Multiply-adds of a forward pass over one sequence, of which `labels` positions are labelled: per token the
+    weights outside of the embeddings and the numbers in the mixers' states, per label the head."""
+    weights, states = _numbers(model, seq_len)
+    return seq_len * (weights + states) + labels * model.d_model * model.vocab_size
+
+
+@cache
+def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
+    """The number of weights outside of the embeddings, and of numbers in the states after seq_len tokens."""
+    shape = shape_of(model)
+    tables = sum(table.weight.numel() for table in (shape.embedding, shape.positions) if table is not None)
+    states = sum(check_state_size(block.mixer, seq_len) for block in shape.blocks if can_extend(block.mixer))
+    return shape.num_parameters() - tables, states

@@ -16,7 +16,7 @@ from rebased.models.weights import load_model
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import lifecycle, train
-from rebased.train.lm.kind import LMTraining
+from rebased.train.lm.workload import LMWorkload
 from rebased.train.workload import Workload
 from rebased.train.world import ReportedElsewhere, World
 from tiny_lm_run import losses, run, start_world, tiny, wait, write_text
@@ -70,18 +70,18 @@ def test_the_workload_is_gone_when_the_world_is_left(
     """Else DistributedDataParallel would be the last to hold the processes' group, and torch, which ends its threads
     then, would sometimes wait for one of them forever: it holds the interpreter's lock that the thread needs."""
     built: list[weakref.ref[Workload]] = []
-    build = LMTraining.workload
+    build = LMWorkload.__init__
 
-    def build_and_watch(self: LMTraining, config: LMRunConfig, world: World) -> Workload:
-        built.append(weakref.ref(workload := build(self, config, world)))
-        return workload
+    def build_and_watch(self: LMWorkload, config: LMRunConfig, world: World) -> None:
+        built.append(weakref.ref(self))
+        build(self, config, world)
 
     @contextmanager
     def join(device: str, processes: int) -> Iterator[World]:
         yield World(0, 1, torch.device("cpu"))
         assert [workload() for workload in built] == [None]
 
-    monkeypatch.setattr(LMTraining, "workload", build_and_watch)
+    monkeypatch.setattr(LMWorkload, "__init__", build_and_watch)
     monkeypatch.setattr(lifecycle, "join_world", join)
     train(config_of(text, "ddp"), tmp_path / "run")
     assert built

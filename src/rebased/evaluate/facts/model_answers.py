@@ -10,7 +10,7 @@ from rebased.config import grouped
 from rebased.evaluate.facts.episodes import Episode
 from rebased.mixers import eval_mode
 from rebased.models import IGNORE, LanguageModel
-from rebased.models.precision import autocast
+from rebased.ops.backend import autocast
 
 
 class Answer(NamedTuple):

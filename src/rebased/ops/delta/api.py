@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,19 @@ Degree = Literal[1, 2]
 UNIT_EPS = 1e-6  # added to the squared length of a key that is normalised, as in the code of DeltaNet
 UNIT_TOLERANCE = 1e-2  # how far the length of a key that came normalised may be from 1: rounding in bf16 is 0.4 %
 _log = logging.getLogger("rebased")
+
+
+class _Call(NamedTuple):
+    """A call of the delta rule, checked."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor | None
+    log_decay: Tensor | None
+    coefficients: Coefficients
+    normalise: bool
+    backend: Backend
 
 
 def delta_coefficients(degree: Degree, key_width: int, centred: bool = False) -> Coefficients:
@@ -106,17 +119,16 @@ def delta_attention(
         ValueError: if shapes, dtypes, devices or numbers are not as above. On a GPU the numbers of beta, log_decay and
             the lengths of keys are not checked.
     """
-    coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
-    log_decay = None if log_decay is None else bounded(log_decay)
+    call = _check(q, k, v, beta, log_decay, degree, centred, normalise, backend)
     rows, (_, _, H, K) = _rows(q, cu_seqlens), q.shape
-    if (cu_seqlens is None or q.numel() > 0) and _path(backend, q, v, beta, log_decay, coefficients) == "triton":
+    if (cu_seqlens is None or q.numel() > 0) and _path(call) == "triton":
         from rebased.ops.delta.gpu import operators
 
         assert beta is not None
         rule: Any = {"degree": degree, "normalise": normalise, "eps": UNIT_EPS}
-        return operators.attend(q, k, v, log_decay, beta, **rule, cu_seqlens=cu_seqlens)
+        return operators.attend(q, k, v, call.log_decay, beta, **rule, cu_seqlens=cu_seqlens)
     state = init_delta_state(rows, H, K, v.shape[3], degree=degree, centred=centred, device=q.device, dtype=q.dtype)
-    return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)[0]
+    return _extend(call, state, cu_seqlens)[0]
 
 
 @without_autocast
@@ -143,10 +155,9 @@ def delta_attention_extend(
     Returns:
         o [B, T, H, V] in the dtype of v, and the state after the last token. Both are differentiable, also in `state`.
     """
-    coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
-    log_decay = None if log_decay is None else bounded(log_decay)
-    _check_state(state, q, v, coefficients, _rows(q, cu_seqlens))
-    return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)
+    call = _check(q, k, v, beta, log_decay, degree, centred, normalise, backend)
+    _check_state(state, call, _rows(q, cu_seqlens))
+    return _extend(call, state, cu_seqlens)
 
 
 @without_autocast
@@ -172,17 +183,16 @@ def delta_attention_extend_(
     Returns:
         o [B, T, H, V] in the dtype of v.
     """
-    coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
-    log_decay = None if log_decay is None else bounded(log_decay)
-    _check_state(state, q, v, coefficients, len(q))
+    call = _check(q, k, v, beta, log_decay, degree, centred, normalise, backend)
+    _check_state(state, call, len(q))
     if not state.is_contiguous():
         raise ValueError("a state that is overwritten must be contiguous; pass state.contiguous()")
     with torch.no_grad():
-        if _is_step(q, k, v, beta, log_decay, state, backend):
+        if _is_step(call, state):
             from rebased.ops.delta.gpu.decode import decode_
 
-            return decode_(q, k, v, beta, log_decay, state, *coefficients, normalise, UNIT_EPS)
-        o, after = _extend(q, k, v, beta, log_decay, state, coefficients, normalise, None, backend)
+            return decode_(*call[:5], state, *call.coefficients, normalise, UNIT_EPS)
+        o, after = _extend(call, state, None)
         state.copy_(after)
     return o
 
@@ -198,11 +208,13 @@ def delta_packs(
     backend: Backend = "auto",
 ) -> bool:
     """True if delta_attention of these takes packed documents at once, not one after the other."""
-    return _path(backend, q, v, beta, log_decay, delta_coefficients(degree, q.shape[3], centred)) == "triton"
+    coefficients = delta_coefficients(degree, q.shape[3], centred)
+    return _path(_Call(q, q, v, beta, log_decay, coefficients, True, backend)) == "triton"
 
 
-def _check_state(state: Tensor, q: Tensor, v: Tensor, coefficients: Coefficients, rows: int) -> None:
-    wanted = [rows, q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
+def _check_state(state: Tensor, call: _Call, rows: int) -> None:
+    q, v = call.q, call.v
+    wanted = [rows, q.shape[2], feature_count(q.shape[3], call.coefficients), v.shape[3]]
     if not isinstance(state, Tensor):
         raise ValueError(f"the state must be a tensor (init_delta_state makes one); got {type(state).__name__}")
     if list(state.shape) != wanted or state.dtype != accumulate_dtype(q.dtype) or state.device != q.device:
@@ -220,23 +232,13 @@ def _rows(q: Tensor, cu_seqlens: Tensor | None) -> int:
     return len(cu_seqlens) - 1
 
 
-def _extend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    state: Tensor,
-    coefficients: Coefficients,
-    normalise: bool,
-    cu_seqlens: Tensor | None,
-    backend: Backend,
-) -> tuple[Tensor, Tensor]:
-    if cu_seqlens is None and _is_step(q, k, v, beta, log_decay, state, backend):
+def _extend(call: _Call, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    q, k, v, beta, log_decay, coefficients, normalise, _ = call
+    if cu_seqlens is None and _is_step(call, state):
         from rebased.ops.delta.gpu.decode import decode
 
         return decode(q, k, v, beta, log_decay, state, *coefficients, normalise, UNIT_EPS)
-    name = _path(backend, q, v, beta, log_decay, coefficients)
+    name = _path(call)
     if name == "triton":
         from rebased.ops.delta.gpu import operators
 
@@ -254,80 +256,67 @@ def _extend(
 
 
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    degree: Degree,
-    centred: bool,
-    normalise: bool,
-) -> Coefficients:
-    """The coefficients of the similarity; or one clear ValueError."""
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None,
+    degree: Degree, centred: bool, normalise: bool, backend: Backend,
+) -> _Call:  # fmt: skip
+    """The call, with the coefficients of the similarity; or one clear ValueError."""
     check_inputs(q, k, v)
     coefficients = delta_coefficients(degree, q.shape[3], centred)
     if log_decay is not None:
         check_log_decay(log_decay, k, channels=degree == 1)
-    if beta is None:
-        return coefficients
-    check_beta(beta, k)
-    if not normalise and k.device.type == "cpu" and not torch.compiler.is_compiling() and not in_torch_func():
-        off = (k.detach().double().norm(dim=-1) - 1).abs().nan_to_num(nan=0.0)  # a NaN reaches the output by itself
-        if k.numel() and (far := float(off.max())) > UNIT_TOLERANCE:
-            raise ValueError(
-                f"the delta rule needs keys of length 1; one is off by {far:.2g}: leave normalise=True, or divide them"
-            )
-    return coefficients
+        log_decay = bounded(log_decay)
+    if beta is not None:
+        check_beta(beta, k)
+        if not normalise and k.device.type == "cpu" and not torch.compiler.is_compiling() and not in_torch_func():
+            _check_lengths(k)
+    return _Call(q, k, v, beta, log_decay, coefficients, normalise, backend)
 
 
-def _is_step(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, state: Tensor, backend: Backend
-) -> bool:
+def _check_lengths(k: Tensor) -> None:
+    off = (k.detach().double().norm(dim=-1) - 1).abs().nan_to_num(nan=0.0)  # a NaN reaches the output by itself
+    if k.numel() and (far := float(off.max())) > UNIT_TOLERANCE:
+        raise ValueError(
+            f"the delta rule needs keys of length 1; one is off by {far:.2g}: leave normalise=True, or divide them"
+        )
+
+
+def _is_step(call: _Call, state: Tensor) -> bool:
     """True for one token without gradients on a GPU: one kernel takes it, whatever its widths and gates are."""
-    if q.shape[1] != 1 or torch.compiler.is_compiling() or in_torch_func() or in_forward_mode():
+    if call.q.shape[1] != 1 or torch.compiler.is_compiling() or in_torch_func() or in_forward_mode():
         return False
-    given = (x for x in (q, k, v, beta, log_decay, state) if x is not None)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*call[:5], state)):
         return False
-    return kernel_path(backend, q) == "triton"
+    return kernel_path(call.backend, call.q) == "triton"
 
 
 def _degree(coefficients: Coefficients) -> Degree:
     return 1 if coefficients[2] == 0 else 2
 
 
-def _path(
-    backend: Backend,
-    q: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    coefficients: Coefficients,
-) -> Backend:
+def _path(call: _Call) -> Backend:
     """What computes a call: "reference", "chunked", or "triton" if the kernels take it."""
-    name = kernel_path(backend, q)
-    if name != "triton" or (reason := _why_no_kernel(q, v, beta, log_decay, coefficients)) is None:
+    name = kernel_path(call.backend, call.q)
+    if name != "triton" or (reason := _why_no_kernel(call)) is None:
         return name
-    if backend == "triton":
+    if call.backend == "triton":
         raise ValueError(f"the kernels of the delta rule do not take {reason}; use backend='auto' or 'chunked'")
     _note_no_kernel(reason)
     return "chunked"
 
 
-def _why_no_kernel(
-    q: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, coefficients: Coefficients
-) -> str | None:
+def _why_no_kernel(call: _Call) -> str | None:
     """What of a call the kernels do not take; None if they take it."""
     from rebased.ops.delta.gpu.operators import takes
 
-    if beta is None:
+    K, V = call.q.shape[3], call.v.shape[3]
+    if call.beta is None:
         return "beta=None"
-    if log_decay is not None and log_decay.ndim == 4:
+    if call.log_decay is not None and call.log_decay.ndim == 4:
         return "a decay per channel"
-    if coefficients[0] != 0:
+    if call.coefficients[0] != 0:
         return "centred squares"
-    if not takes(q, v.shape[3], _degree(coefficients)):
-        return f"keys of width {q.shape[3]} with values of width {v.shape[3]} in {str(q.dtype).removeprefix('torch.')}"
+    if not takes(call.q, V, _degree(call.coefficients)):
+        return f"keys of width {K} with values of width {V} in {str(call.q.dtype).removeprefix('torch.')}"
     if in_torch_func() or in_forward_mode():
         return "transforms of torch.func"
     return None

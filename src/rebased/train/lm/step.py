@@ -11,8 +11,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel
-from rebased.models.precision import autocast
 from rebased.ops import linear_cross_entropy
+from rebased.ops.backend import autocast
 from rebased.runs.lm_config import LMTrainConfig
 from rebased.runs.run_config import Precision
 from rebased.runs.schedule import step_lr

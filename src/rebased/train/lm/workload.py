@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from rebased.train.lm.flops import flops_per_token, peak_flops
 from rebased.train.lm.measure import measure, validate
 from rebased.train.lm.step import LMStep
 from rebased.train.sinks import StepReport
-from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
-from rebased.train.world import World
+from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload, sequence_work
+from rebased.train.world import World, refusal, started_processes
+
+SHORTEST = 64  # tokens of a shortened sequence
 
 
 class LMWorkload(Workload):
@@ -43,6 +45,57 @@ class LMWorkload(Workload):
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
         self.parameters = self.model.num_parameters()  # before it is sharded
         self.train_windows, self.valid_windows = self.windows("train"), self.windows("valid")
+
+    @classmethod
+    def processes(cls, config: LMRunConfig) -> int:
+        size, train = started_processes(), config.train
+        if size > 1 and train.parallel == "none":
+            raise refusal(f"torchrun started {size} processes and train.parallel is none; set it to ddp or fsdp")
+        if train.batch_size % size:
+            raise refusal(
+                f"train.batch_size {train.batch_size} cannot be divided among {size} processes; choose a multiple of "
+                f"{size}"
+            )
+        return size
+
+    @classmethod
+    def memory(cls, config: LMRunConfig, processes: int) -> int:
+        rows = -(-(config.train.micro_batch or config.train.batch_size) // processes)
+        return 8 * config.train.batch_size + cls.block_inputs(config.model, rows, config.data.seq_len)
+
+    @classmethod
+    def other_data(cls, config: LMRunConfig, run: dict[str, Any]) -> str | None:
+        is_other = _text_checksum(config) not in (None, run["corpus"]["sha256"])
+        return f"trained on another text than {config.data.folder}" if is_other else None
+
+    @classmethod
+    def run_work(cls, config: LMRunConfig) -> float:
+        train, window = config.train, sequence_work(config.model, config.data.seq_len, config.data.seq_len)
+        evaluations = -(-train.steps // train.eval_every) if train.eval_every else 1
+        windows = evaluations * _windows(config, "valid", train.eval_windows)
+        windows += sum(_windows(config, split, train.final_windows) for split in ("valid", "test"))
+        return train.steps * cls.step_work(config) + windows * window
+
+    @classmethod
+    def step_work(cls, config: LMRunConfig) -> float:
+        T = config.data.seq_len
+        return 3 * config.train.batch_size * sequence_work(config.model, T, T)
+
+    @classmethod
+    def recorded_work(cls, config: LMRunConfig, lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
+        steps = [line for line in lines if line["type"] == "step" and "seconds" in line]
+        return (steps[-1]["step"] * cls.step_work(config) if steps else 0.0), sum(line["seconds"] for line in steps)
+
+    @classmethod
+    def shorten(cls, config: LMRunConfig, rows: int, lines: int, steps: int, share: float | None = None) -> LMRunConfig:
+        tree, length = config.model_dump(), config.data.seq_len
+        tree["train"] |= {"steps": lines * steps, "warmup_steps": 0, "log_every": steps, "eval_every": None}
+        tree["train"] |= {"checkpoint_every": lines * steps, "eval_windows": 1, "final_windows": 1}
+        tree["train"] |= {"parallel": "none", "batch_size": rows}
+        if share is not None:
+            tree["data"] |= {"seq_len": min(length, max(SHORTEST, int(length * share)))}
+            tree["train"] |= {"compile": "none"}  # it would take longer than the steps, and hardly changes them
+        return LMRunConfig.model_validate(tree)
 
     def windows(self, split: str) -> Windows:
         """A split of the corpus, cut into windows."""
@@ -208,3 +261,19 @@ def gather_model(model: LanguageModel, config: LMConfig, world: World) -> Langua
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source.full_tensor() if hasattr(source, "full_tensor") else source)
     return copy.eval()
+
+
+def _windows(config: LMRunConfig, split: str, limit: int | None) -> int:
+    """The number of windows of a split that are evaluated: all of them, or at most `limit`."""
+    corpus = open_corpus(config, verify=False)
+    count = len(corpus.windows(split, config.data.seq_len)) if split in corpus.splits else 0
+    return count if limit is None else min(count, limit)
+
+
+@cache
+def _text_checksum(config: LMRunConfig) -> str | None:
+    """The checksum of the text that a run would be trained on; None if it is not here."""
+    try:
+        return str(describe_corpus(open_corpus(config, verify=False))["sha256"])
+    except ValueError:
+        return None

@@ -22,7 +22,7 @@ from rebased.runs.record import read_record
 from rebased.runs.run_config import RunConfig
 from rebased.train.executors.jobs import Executor
 from rebased.train.executors.worker import one_line
-from rebased.train.kinds import training_of
+from rebased.train.kinds import workload_of
 from rebased.train.lifecycle import train
 from rebased.train.sweep.plan import PlannedRun
 
@@ -73,7 +73,7 @@ def estimate(
             rate = recorded or _timed_rate(group, executor)
             sources["recorded" if recorded else "timed"] += 1
             for run in group:
-                kind = training_of(run.config)
+                kind = workload_of(run.config)
                 left = max(0.0, kind.run_work(run.config) - kind.recorded_work(run.config, run.lines)[0])
                 seconds[run.digest], work[run.digest] = _Rate(*(left * each for each in rate)), left
         except Exception as error:  # its runs will fail too, and the sweep reports them then
@@ -101,7 +101,7 @@ def _recorded_rate(records: Sequence[PlannedRun], processor: str) -> _Rate | Non
     for run in records:
         machines = [line["machine"] for line in run.lines if line["type"] in ("run", "resume")]
         if all(processor_name(machine) == processor for machine in machines):
-            measured.append(training_of(run.config).recorded_work(run.config, run.lines))
+            measured.append(workload_of(run.config).recorded_work(run.config, run.lines))
     rates = [seconds / work for work, seconds in measured if work]
     if not rates:
         return None
@@ -110,7 +110,7 @@ def _recorded_rate(records: Sequence[PlannedRun], processor: str) -> _Rate | Non
 
 def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> _Rate:
     """The rate at which a few steps of a run of middling size are trained, beside others on the same GPU."""
-    ordered = sorted((run.config for run in runs), key=lambda config: training_of(config).run_work(config))
+    ordered = sorted((run.config for run in runs), key=lambda config: workload_of(config).run_work(config))
     times = executor.call(time_steps, ordered[len(ordered) // 2].model_dump())
     at_once = max(1.0, executor.workers / (executor.gpus or executor.workers))
     return _Rate(*(at_once * each for each in (min(times), median(times), max(times))))
@@ -147,12 +147,12 @@ def time_steps(tree: dict[str, Any]) -> list[float]:
         train(short, folder)
         lines = read_record(folder)
     seconds = [line["seconds"] for line in lines if line["type"] in ("epoch", "step")]
-    return [each / (STEPS * training_of(short).step_work(short)) for each in seconds[1:]]
+    return [each / (STEPS * workload_of(short).step_work(short)) for each in seconds[1:]]
 
 
 def short_run(config: RunConfig) -> RunConfig:
     """The config with the same model and a few steps; on a CPU with fewer and shorter sequences per step."""
-    kind, rows = training_of(config), config.train.batch_size
+    kind, rows = workload_of(config), config.train.batch_size
     if _computes_on_gpu(config.train.device):
         return kind.shorten(config, rows, LINES, STEPS)
     sequences = CPU_WORK * rows / kind.step_work(config)

@@ -15,7 +15,7 @@ from rebased.runs.collect import ENDED, Collection, distinct, gather, write_bund
 from rebased.runs.finished import Run, code_name
 from rebased.runs.provenance import describe_code
 from rebased.runs.run_config import RunConfig
-from rebased.train.kinds import training_of
+from rebased.train.kinds import workload_of
 from rebased.train.sweep.grid import Point
 
 MAX_LISTED = 3  # records that are named because they are left out
@@ -62,7 +62,7 @@ def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
         return "the settings in the record are not those that its digest names"
     if on_gpu and not all(line["machine"]["gpu"] for line in run.lines if line["type"] in ("run", "resume")):
         return "computed on a CPU, and this sweep computes on a GPU"
-    return training_of(config).other_data(config, run.lines[0])
+    return workload_of(config).other_data(config, run.lines[0])
 
 
 def is_complete(run: Run) -> bool:

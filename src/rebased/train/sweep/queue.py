@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from rebased.runs.record import lines_so_far
 from rebased.runs.sweep_log import SweepLog
 from rebased.train.executors.jobs import Executor, Failed, Job, Outcome, Queue
-from rebased.train.kinds import training_of
+from rebased.train.kinds import workload_of
 from rebased.train.sinks import Sink
 from rebased.train.sweep.cost import Estimate
 from rebased.train.sweep.plan import PlannedRun, Status, status_of
@@ -98,7 +98,7 @@ class TimeBudget:
 
     def ended(self, run: PlannedRun, lines: Sequence[dict[str, Any]]) -> None:
         """Correct the pace by a run that has ended, by the work in its record: it may have stopped early."""
-        work = training_of(run.config).recorded_work
+        work = workload_of(run.config).recorded_work
         done = work(run.config, lines)[0] - work(run.config, run.lines)[0]
         planned = self._cost.work.get(run.digest, 0.0)
         began = self._began.pop(run.digest, None)

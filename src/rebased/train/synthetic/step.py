@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rebased.models import IGNORE, LanguageModel
-from rebased.models.precision import autocast
+from rebased.ops.backend import autocast
 from rebased.runs.run_config import Compile, Precision
 from rebased.tasks import Questions
 from rebased.train.cuda_graph import CudaGraphs

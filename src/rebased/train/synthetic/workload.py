@@ -3,7 +3,9 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,20 +14,22 @@ from torch import Tensor
 from rebased.evaluate.accuracy import evaluate
 from rebased.evaluate.norms import norm_statistics
 from rebased.mixers import can_extend
-from rebased.models import LanguageModel
-from rebased.models.precision import autocast
+from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import save_model
+from rebased.ops.backend import autocast
 from rebased.runs.schedule import epoch_lr
-from rebased.runs.synthetic_config import SyntheticRunConfig, reported
-from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
+from rebased.runs.synthetic_config import SyntheticRunConfig, longest, reported
+from rebased.tasks import IGNORE, Batch, Examples, Questions, Segment, Task, epoch_batches, find_questions
 from rebased.tasks.draws import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
 from rebased.train.precision import autocast_dtype, choose_precision
 from rebased.train.sinks import StepReport
 from rebased.train.synthetic.step import CapturedStep, Step
-from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
+from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload, sequence_work
 from rebased.train.world import World
+
+LABELLED_ROWS = 256  # examples over which labels are averaged: their number can differ from row to row
 
 
 class SyntheticWorkload(Workload):
@@ -43,6 +47,38 @@ class SyntheticWorkload(Workload):
         self.parameters = self.model.num_parameters()
         self.precision = choose_precision(config.train.precision, world.device)
         self.state_bytes = self._count_state_bytes()  # before there is a folder: a mixer's state_size may fail
+
+    @classmethod
+    def memory(cls, config: SyntheticRunConfig, processes: int) -> int:
+        config.task.check_fits()  # first: where the examples alone are too many, the model is not to blame
+        rows = config.train.micro_batch or config.train.batch_size
+        rows = min(rows, max(segment.examples for segment in config.task.train))
+        return config.task.data_bytes() + cls.block_inputs(config.model, rows, longest(config.task))
+
+    @classmethod
+    def run_work(cls, config: SyntheticRunConfig) -> float:
+        return config.train.epochs * epoch_work(config)
+
+    @classmethod
+    def step_work(cls, config: SyntheticRunConfig) -> float:
+        """The work of a step on the first segment."""
+        return 3 * config.train.batch_size * task_work(config.model, config.task.task(config.task.train[0]))
+
+    @classmethod
+    def recorded_work(cls, config: SyntheticRunConfig, lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
+        epochs = [line for line in lines if {"seconds", "test_seconds"} <= line.keys()]
+        seconds = [line["seconds"] + line["test_seconds"] for line in epochs]
+        return len(seconds) * epoch_work(config), median(seconds) * len(seconds) if seconds else 0.0
+
+    @classmethod
+    def shorten(
+        cls, config: SyntheticRunConfig, rows: int, lines: int, steps: int, share: float | None = None
+    ) -> SyntheticRunConfig:
+        tree, few = config.model_dump(), config.task.train[0].settings()
+        tree["task"] |= {"train": [few | {"examples": steps * rows}], "test": [few | {"examples": 1}], "held_out": []}
+        tree["train"] |= {"epochs": lines, "stop_above": 1.0, "give_up": None, "protocol": "paper"}
+        tree["train"] |= {"checkpoint_seconds": 1e6, "batch_size": rows}
+        return SyntheticRunConfig.model_validate(tree)
 
     @property
     def steps(self) -> int:
@@ -200,3 +236,25 @@ class SyntheticWorkload(Workload):
         epochs = self.epochs
         accuracy, epoch = reported(epochs, self.config.train.protocol) if epochs else (None, None)
         return {"accuracy": accuracy, "epoch": epoch}
+
+
+def task_work(model: LMConfig, task: Task) -> float:
+    """Multiply-adds of a forward pass over one sequence of a task."""
+    return sequence_work(model, task.seq_len, _labels_per_row(type(task), task.model_dump_json()))
+
+
+def epoch_work(config: SyntheticRunConfig) -> float:
+    """Multiply-adds of an epoch: training, test and held-out evaluation."""
+    task, model = config.task, config.model
+    training, testing = (
+        sum(segment.examples * task_work(model, task.task(segment)) for segment in segments)
+        for segments in (task.train, (*task.test, *task.held_out))
+    )
+    return 3 * training + testing
+
+
+@cache
+def _labels_per_row(cls: type[Task], settings: str) -> float:
+    """The mean number of labelled positions per example of the task with these settings (JSON)."""
+    labels = cls.model_validate_json(settings).build(LABELLED_ROWS, seed=0).labels
+    return int((labels != IGNORE).sum()) / LABELLED_ROWS
