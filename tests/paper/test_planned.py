@@ -24,7 +24,8 @@ from rebased.paper.planned import (
     outcome_row,
 )
 from rebased.report.probe.cells import live_mean
-from rebased.runs.collect import write_bundle
+from rebased.report.suite.board import Board
+from rebased.runs.collect import collect, write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.suite import load_suite
 from rebased.train.sweep.grid import load_sweep
@@ -283,6 +284,27 @@ def test_a_committed_suite_makes_the_runs_that_its_plan_needs() -> None:
     for test in plan.tests:
         for which, wanted in zip((test.a, test.b), test.wanted, strict=True):
             assert sum(describes(which, run) for run in runs) == wanted * len(suite.rates)
+
+
+def test_the_page_about_suites_says_what_the_plan_of_dressed_mixers_says() -> None:
+    """docs/suite.md has the intervals and p of the two tests of mixers, and the effects of the square."""
+    folder = RESULTS / "suites" / "delta-squares"
+    gated, bare = judge_plan(read_plan(folder / "plan.md"), read_evidence([folder]))
+    assert (gated.answer, bare.answer) == ("too wide to tell", "contradicted")
+    page = (RESULTS.parent / "docs" / "suite.md").read_text().replace("−", "-")
+    for found in (gated, bare):
+        low, high = found.interval
+        assert f"{found.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}, p = {found.p:.2g})" in page
+    assert bare.fragile
+    assert f"Welch's test has p = {bare.welch_p:.3f}" in page
+    board = Board(load_suite(folder / "delta-squares.yaml"), collect([folder]).runs)
+    for task, seen in {"MQAR": "-0.12 (-0.25 to +0.01)", "overwriting": "-0.15 (-0.28 to -0.02)"}.items():
+        (square,) = (one for one in board.effects(task) if one.a == "square")
+        low, high = square.interval
+        assert f"{square.effect.difference:+.2f} ({low:+.2f} to {high:+.2f})" == seen
+        assert f"| {seen} |" in page
+        assert f"| {square.p:.2g} |" in page
+        assert square.p > 0.0125
 
 
 def test_the_page_about_gates_says_what_its_plan_says() -> None:

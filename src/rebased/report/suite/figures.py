@@ -6,8 +6,9 @@ from math import inf, isfinite, isnan
 from statistics import fmean, median
 from typing import Any
 
-from rebased.report.drawing import SERIES, Axes, Draw, Interval, LogLocator, Panels, draw_intervals, draw_panels, hover
+from rebased.report.drawing import SERIES, Axes, Interval, LogLocator, Panels, draw_intervals, draw_panels, hover
 from rebased.report.suite.board import Board, SuiteCell
+from rebased.report.suite.sentences import MARGIN
 from rebased.report.suite.tables import effect_of
 
 FAINT = SERIES[5]
@@ -94,12 +95,18 @@ def describe(cell: SuiteCell) -> str:
 
 
 def effects_by_task(board: Board) -> Panels:
-    """One panel per task, one row per factor: what it adds to recall, with the interval of its test."""
-    panels: dict[str, Draw] = {}
-    for task in board.tasks:
-        found = [one for one in board.effects(task) if isfinite(one.interval[1] - one.interval[0])]
-        rows = [Interval(one.a, one.effect.difference, *one.interval, effect_of(one)) for one in found]
-        panels |= {task: draw_intervals(rows, xlabel="difference in recall")} if rows else {}
+    """One panel per task, one row per factor: what it adds to recall, with the interval of its test. All panels have
+    the same scale, at least as wide as differences that do not matter."""
+    known = {task: [one for one in board.effects(task) if isfinite(sum(one.interval))] for task in board.tasks}
+    ends = [end for found in known.values() for one in found for end in one.interval]
+    low, high = 1.1 * min(ends, default=0.0), 1.1 * max(ends, default=0.0)
+
+    def draw(task: str, axes: Axes) -> None:
+        rows = [Interval(one.a, one.effect.difference, *one.interval, effect_of(one)) for one in known[task]]
+        draw_intervals(rows, xlabel="difference in recall")(axes)
+        axes.set_xlim(min(low, -2 * MARGIN), max(high, 2 * MARGIN))
+
+    panels = {task: partial(draw, task) for task, found in known.items() if found}
     return draw_panels(panels, "effects", "Effects of factors on recall, by task")
 
 
