@@ -97,6 +97,12 @@ def test_commands_parse() -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
+def test_an_extra_is_added_without_replacing_the_package() -> None:
+    """`pip install ".[serve]"` would put a copy in the place of an editable install. The other two install rebased."""
+    pages = [page for page in PAGES if name_of(page) not in ("README.md", "docs/install.md")]
+    assert [name_of(page) for page in pages if 'pip install ".' in page.read_text()] == []
+
+
 def check_command(words: list[str]) -> None:
     """The program is one that a page may name. Ours takes these words; a script is there; a target of make exists."""
     while "=" in words[0]:

@@ -234,8 +234,9 @@ def mistakes_by_source(error: ValueError, file: str, options: Mapping[str, str])
     found = []
     for key, what in find_mistakes(error):
         text = f"{key}: {what}" if key else what
-        unknown = re.match(r"unknown key '([^']+)'", what)  # it is below the path of the mistake
-        if option := options.get(f"{key}.{unknown[1]}".lstrip(".") if unknown else key):
+        unknown = re.match(r"unknown (key|task|mixer|preset) '([^']+)'", what)  # set below the path of the mistake
+        child = {"key": unknown[2], "preset": "preset"}.get(unknown[1], "name") if unknown else ""
+        if option := options.get(f"{key}.{child}".strip(".")) or options.get(key):
             found.append((option, what))
         elif above := [option for path, option in options.items() if key.startswith(f"{path}.")]:
             found.append((above[0], text))

@@ -184,6 +184,7 @@ def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["eval", "run", "--data", "text", "--split", "train", "--max-count", "1"], "counts the training split"),
         (["eval", "run", "--data", "text", "--json", "facts.jsonl"], "facts.jsonl is there already"),
         (["eval", "run", "--data", "text", "--json", "no/x.json"], "there is no folder no"),
+        (["compare", "runs", "-o", "x.html"], "-o. rebased lm compare prints its result: append > FILE to keep it"),
         (["recall", "run", "--data", "text"], "--facts FILE or --squad FILE"),
         (["recall", "run", "--data", "text", "--facts", "text/manifest.json"], "line 1: not a fact"),
         (["recall", "run", "--data", "text", "--facts", "facts.jsonl", "--length", "500"], "--length 500"),

@@ -125,6 +125,7 @@ def test_a_time_too_short_for_any_run_ends_with_a_page_and_says_how_to_go_on(
 def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their path is this machine's, and must not stand on a page."""
     monkeypatch.setattr("rebased.cli.suite.MODELS", tmp_path / "shipped")
+    monkeypatch.setattr("rebased.cli.suite.CONFIGS", tmp_path)
     known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
     write_bundle(list(suite_runs(known, {"ReBased": 0.5})), tmp_path / "shipped" / "suite-small.jsonl.gz")
     assert suite("small.yaml", "rebased", "--workers", "1", "--json", "found.json") == 0  # nothing is left to train
@@ -132,6 +133,32 @@ def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch
     page = Path("runs/suite-small/report.html").read_text()
     assert "rebased suite small.yaml rebased --workers 1" in page
     assert str(tmp_path) not in page
+
+
+def test_a_users_file_with_the_name_of_a_shipped_suite_has_its_own_folder_and_results(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("small.yaml").rename("quick.yaml")
+    assert suite("quick.yaml") == 2
+    assert "quick.yaml has the name of a suite that comes with the package" in capsys.readouterr().err
+    assert suite("quick.yaml", "--out", "mine", "--json", "found.json") == 0
+    assert read("found.json")["cells"] == []
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("when", ["in a run", "between two"])
+def test_ctrl_c_while_steps_are_timed_still_leaves_a_page(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(tree: object) -> list[float]:
+        if when == "in a run":
+            return []  # the run has noticed, and has ended
+        raise KeyboardInterrupt
+
+    known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
+    write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
+    monkeypatch.setattr("rebased.cli.suite.time_steps", interrupted)
+    assert suite("small.yaml", "--known", "known.jsonl.gz", "--json", "found.json") == 130
+    assert read("found.json")["complete"]
+    assert "The training steps were not timed" in Path("runs/suite-small/report.html").read_text()
 
 
 def test_a_dry_run_says_how_long_it_will_take_and_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:

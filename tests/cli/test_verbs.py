@@ -113,6 +113,8 @@ def test_help_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
         (("zoo", "feed", "bear", "--grams"), "--grams needs a value\n"),
         (("zoo", "wash", "--whit", "soap"), "unknown option '--whit'; did you mean '--with'?"),
         (("zoo", "wash", "bear"), "rebased zoo wash needs --with\n"),
+        (("zoo", "feed", "bear", "--often"), "Unknown option: --often. Options are listed by: rebased zoo feed -"),
+        (("zoo", "feed", "bear", "--gram", "5"), "Unknown option: --gram. Did you mean --grams?\n"),
     ],
 )
 def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:

@@ -69,7 +69,8 @@ document.getElementById("frame").addEventListener("load", async event => {{
   const panels = parsed.querySelectorAll("svg svg[role=img]").length;
   seen.svg = {{root: parsed.documentElement.tagName, panels, text: svg}};
   seen.png = {{type: saved[1]?.type, size: saved[1]?.size}};
-  seen.cards = view.getComputedStyle(page.querySelector("table.cards td")).display;
+  const card = page.querySelector("table.cards td");
+  seen.cards = [view.getComputedStyle(card).display, view.getComputedStyle(card, "::before").textAlign];
   seen.data = JSON.parse(page.getElementById("data").textContent).runs.length;
   document.getElementById("seen").textContent = JSON.stringify(seen);
 }});
@@ -184,7 +185,7 @@ def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
     assert "ReBased" in seen["svg"]["text"]
     assert seen["png"]["type"] == "image/png"
     assert seen["png"]["size"] > 10_000
-    assert seen["cards"] == "flex"  # on a phone a wide row is a card
+    assert seen["cards"] == ["flex", "left"]  # on a phone a wide row is a card; its words begin at the left
     assert re.fullmatch(r"rgb\(\d+, \d+, \d+\)", seen["ink"])  # the page's own colour, not a placeholder's
     assert seen["ink"] != "rgb(1, 1, 1)"
 

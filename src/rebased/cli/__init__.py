@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Never
 from rebased import __version__
 
 if TYPE_CHECKING:  # imported by `main`, where Ctrl-C ends the command without a traceback
-    from cyclopts import App, MissingArgumentError
+    from cyclopts import App, MissingArgumentError, UnknownOptionError
 
 # verb: (module:function, one line of help). The function's signature defines the options. It returns the exit code
 # (None means 0). If it raises, the error is shown in one line. A verb may have two words ("lm train"); then its first
@@ -243,7 +243,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def explain_error(error: Exception) -> str:
     """Return what a user reads of an error of cyclopts, or of any other."""
-    from cyclopts import CoercionError, CycloptsError, MissingArgumentError
+    from cyclopts import CoercionError, CycloptsError, MissingArgumentError, UnknownOptionError
 
     from rebased.config import SYNONYMS
 
@@ -252,6 +252,8 @@ def explain_error(error: Exception) -> str:
     if isinstance(error, CycloptsError):
         text = " ".join(str(error).split())
         meant = SYNONYMS.get(error.token.value) if isinstance(error, CoercionError) and error.token else None
+        if isinstance(error, UnknownOptionError) and text.endswith("."):  # without a near miss
+            text += explain_unknown(error)
         return re.sub(r'(Did you mean )".*"', rf'\1"{meant}"', text) if f'"{meant}"' in text else text
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
@@ -277,6 +279,15 @@ def explain_missing(error: "MissingArgumentError") -> str:
         return f"unknown option {near[0]!r}; did you mean {name!r}?"
     example = f"; for example: rebased {verb} {EXAMPLES[verb]}" if verb in EXAMPLES else ""
     return f"rebased {verb} needs {name}{example}"
+
+
+def explain_unknown(error: "UnknownOptionError") -> str:
+    """Return what helps with an option that a command does not have."""
+    verb = " ".join(error.command_chain or ())
+    names = {name for argument in error.argument_collection for name in argument.names}
+    if (error.token.keyword or error.token.value).partition("=")[0] in ("-o", "--out") and "--json" in names:
+        return f" rebased {verb} prints its result: append > FILE to keep it, or --json FILE.json"
+    return f" Options are listed by: rebased {verb} --help"
 
 
 def _first_line(text: str) -> str:

@@ -24,7 +24,7 @@ from rebased.report.suite.board import Board
 from rebased.report.suite.page import files_of, suite_page, to_json
 from rebased.report.suite.sentences import three_sentences
 from rebased.runs.collect import gather
-from rebased.runs.shipped import MODELS, find_config
+from rebased.runs.shipped import CONFIGS, FOLDERS, MODELS, find_config
 from rebased.runs.suite import Suite, SuiteMixer, load_suite, own_mixer
 from rebased.train.kinds import workload_of
 from rebased.train.sweep.cost import processor_of, time_steps
@@ -111,7 +111,7 @@ def suite(
     sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
     for source in sources:
         import_user_code(source, said=source)
-    shipped = [path for path in [MODELS / f"suite-{file.stem}.jsonl.gz"] if path.exists()]
+    shipped = shipped_results(file, out)
     files = SweepFiles(options, () if sources else shipped)
     command = SuiteCommand(file, mixers, out, files, sources, device="cuda" if gpu else None)
     page = command.folder / "report.html"
@@ -138,7 +138,12 @@ def suite(
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
     to.warn(warn_about_records(as_planned, board.runs))
     in_a_hurry = options.time_limit is not None or code == INTERRUPTED
-    speeds = measure(command, board, to) if board.cells and not in_a_hurry else {}
+    complete, speeds = code == 0, dict[str, list[float]]()
+    if board.cells and not in_a_hurry:
+        try:
+            speeds = measure(command, board, to)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
     write_page(suite_page(board, file.stem, same_page(), speeds, processor_of(command.device or "cpu")), page)
     for name, content in files_of(board, speeds).items():
         (command.folder / name).write_bytes(content)
@@ -149,11 +154,24 @@ def suite(
         to_json(board)
         | {
             "page": page,
-            "complete": code == 0,
+            "complete": complete,
             "milliseconds_per_1000_tokens": {name: median(each) for name, each in speeds.items()},
         }
     )
     return code
+
+
+def shipped_results(file: Path, out: Path | None) -> list[Path]:
+    """The bundle that comes with a shipped suite, if there is one. A user's file of the same name has none, and needs a
+    folder of its own: ValueError without `out`."""
+    if not find_config(file, "suite").resolve().is_relative_to(CONFIGS.resolve()):
+        if out is None and (CONFIGS / FOLDERS["suite"] / f"{file.stem}.yaml").exists():
+            raise ValueError(
+                f"{file} has the name of a suite that comes with the package, whose folder is runs/suite-{file.stem}; "
+                "rename the file, or choose another folder with --out"
+            )
+        return []
+    return [path for path in [MODELS / f"suite-{file.stem}.jsonl.gz"] if path.exists()]
 
 
 def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
@@ -197,7 +215,7 @@ def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, list[f
     """Milliseconds of a training step per 1,000 tokens, one per round, on the last task with the largest state: for the
     mixers of this command, those that figures draw as lines, and those with factors.
 
-    Mixers take turns, so that other programs on the machine slow all of them.
+    Mixers take turns, so that other programs on the machine slow all of them. KeyboardInterrupt after Ctrl-C.
     """
     suite = board.suite
     last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
@@ -208,8 +226,11 @@ def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, list[f
         name: single.configs(command.file.stem, name, mixer, command.device)[0] for name, mixer in mixers.items()
     }
     found = {name: list[float]() for name in mixers}
-    say(to.console(), f"timing a training step of {plural(len(mixers), 'mixer')}, in {ROUNDS} rounds ...")
+    what = f"a training step of {plural(len(mixers), 'mixer')}, in {ROUNDS} rounds"
+    say(to.console(), f"timing {what}; Ctrl-C leaves it out ...")
     for name, config in ROUNDS * [*configs.items()]:
-        step = min(time_steps(config.model_dump())) * workload_of(config).step_work(config)  # seconds, undisturbed
+        if not (times := time_steps(config.model_dump())):
+            raise KeyboardInterrupt  # it ended the short run
+        step = min(times) * workload_of(config).step_work(config)  # seconds, undisturbed
         found[name].append(1e6 * step / (config.train.batch_size * config.task.train[0].seq_len))
     return found
