@@ -1,5 +1,6 @@
 """A short convolution and an output gate around every mixer: the contract, the equation, counts, and old configs."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -129,6 +130,16 @@ def test_wide_heads_are_gated_before_the_last_projection() -> None:
     mixer = build({"name": "rebased", "n_heads": 3, "value_width": 5, "output_gate": "sigmoid"})
     assert mixer.proj_gate.weight.shape == (15, D)
     assert mixer(torch.randn(1, T, D, dtype=torch.float64)).shape == (1, T, D)
+
+
+@pytest.mark.parametrize("name", ["rebased", "gated_rebased", "linear_attention"])
+def test_packed_documents_with_heads_of_another_width_than_x(name: str) -> None:
+    mixer = build({**with_options(name), "n_heads": 3, "value_width": 5})  # 15 numbers of heads, and D = 24
+    x = torch.randn(2, T, D, dtype=torch.float64)
+    bounds = [0, 9, 9, T, 2 * T]
+    alone = [mixer(x.view(1, -1, D)[:, i:j]) for i, j in pairwise(bounds) if i < j]
+    packed = mixer.forward_documents(x, torch.tensor(bounds))
+    assert_near(packed, torch.cat(alone, dim=1).view_as(x), D, 3, T, 136, D, condition=64.0)
 
 
 def test_a_mixer_without_options_is_not_wrapped() -> None:

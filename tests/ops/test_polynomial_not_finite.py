@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from polynomial_inputs import Shape, inputs
-from rebased.ops import BASED, REBASED, Backend, Coefficients, poly_attention, poly_attention_extend
+from rebased.ops import (
+    BASED,
+    REBASED,
+    Backend,
+    Coefficients,
+    init_poly_state,
+    poly_attention,
+    poly_attention_extend,
+    poly_attention_extend_,
+    poly_attention_map,
+)
 from rebased.ops.polynomial.chunk_plan import find_cuts, spans
 from tolerances import assert_near
 
@@ -83,3 +93,21 @@ def test_scores_beyond_the_range_of_fp32_are_not_finite() -> None:
     q, k, v = (1e10 * x.detach() for x in inputs(Shape(B=1, T=5, H=1, K=4, V=3))[:3])
     assert poly_attention(q, k, v, coefficients=REBASED).isfinite().all()
     assert not poly_attention(q.float(), k.float(), v.float(), coefficients=REBASED).isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_sum_of_similarities_beyond_fp32_is_not_zero(backend: Backend, gated: bool) -> None:
+    """Values of 0.01 have a finite sum where the similarities have none: o is NaN, not 0.01 / inf."""
+    q = torch.full((1, 5, 1, 4), 2.65e9)  # similarities of 2e38: one is finite, and the sum of two is not
+    v = torch.full((1, 5, 1, 2), 0.01, requires_grad=True)
+    gate = torch.zeros(1, 5, 1) if gated else None
+    o = poly_attention(q, q, v, coefficients=REBASED, log_decay=gate, backend=backend)
+    assert_near(o[:, 0], v[:, 0], 4)
+    assert o[:, 1:].isnan().all()
+    state = init_poly_state(1, 1, 4, 2, REBASED)
+    after, state = poly_attention_extend(q, q, v, state, coefficients=REBASED, log_decay=gate, backend=backend)
+    assert after[:, 1:].isnan().all()
+    step = poly_attention_extend_(*(x[:, -1:].detach() for x in (q, q, v)), state, coefficients=REBASED)
+    assert step.isnan().all()
+    assert poly_attention_map(q, q, coefficients=REBASED, log_decay=gate)[0, 0, 1:, 0].isnan().all()

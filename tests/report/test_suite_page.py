@@ -73,6 +73,20 @@ def test_a_run_of_another_protocol_is_left_out_and_counted() -> None:
     assert "28 runs left out: made by another protocol." in suite_page(board, "small", "x", {}, "").to_html()
 
 
+def test_of_runs_on_two_devices_one_counts_whatever_their_order_is() -> None:
+    here = list(suite_runs(SUITE, {"ReBased": 0.5}))
+    there = []
+    for run in here:
+        train = run.config.train.model_copy(update={"device": "cuda"})
+        there.append(fake_run_of(run.config.model_copy(update={"train": train}), 0.9, 0.9))
+    one, other = Board(SUITE, [*here, *there]), Board(SUITE, [*there, *here])
+    assert {run.digest for run in one.runs} == {run.digest for run in other.runs}
+    assert {run.digest for run in one.runs} == {
+        min(both.digest for both in pair) for pair in zip(here, there, strict=True)
+    }
+    assert one.left_out == other.left_out == {"the same as another except for execution settings": 28}
+
+
 def test_places_and_effects_of_clear_differences() -> None:
     board = Board(SUITE, list(suite_runs(SUITE, {"Linear": 0.1, "ReBased": 0.5, "Delta": 0.5})), ["ReBased"])
     assert board.places == {"Delta": 1, "ReBased": 1, "Linear": 3}

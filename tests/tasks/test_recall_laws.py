@@ -176,6 +176,13 @@ def test_ngram_copying(n: int, split: Split) -> None:
         assert asked == [IGNORE] * (length + 1 + n) + answers + [IGNORE] * (18 - len(wanted))
 
 
+def test_nobody_has_counted_the_rows_of_ngram_copying() -> None:
+    """A string is asked for from several places, so there are more rows than strings."""
+    task = NgramCopying(seq_len=8, min_length=2, max_length=3, vocab_size=6, ngram=1)  # 4 + 8 strings
+    assert len(task.build(2_000, seed=0).inputs.unique(dim=0)) == 4 + 8 + 4  # of 8 strings 4 have two different starts
+    assert task.count() is None
+
+
 def test_the_place_of_an_ngram_is_uniform() -> None:
     inputs = NgramCopying(seq_len=14, min_length=6, max_length=6, vocab_size=2_000, ngram=2).build(8_000, seed=1).inputs
     place = (inputs[:, 1:7] == inputs[:, 8:9]).int().argmax(1)  # repeats are rare among 2,000 letters

@@ -149,7 +149,8 @@ class PolynomialAttention(nn.Module):
         """
         tokens = x.reshape(1, -1, x.shape[2])  # [1,B*T,D]
         q, k, v = self.project(tokens)
-        return self.proj_o(self.attend(q, k, v, cu_seqlens, **self.gates(tokens)).flatten(-2)).view_as(x)
+        y = self.proj_o(self.attend(q, k, v, cu_seqlens, **self.gates(tokens)).flatten(-2))
+        return y.view(*x.shape[:2], -1)  # before an output gate it is heads, H*V wide (wrapper.py)
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None

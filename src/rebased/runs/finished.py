@@ -197,6 +197,12 @@ def _state_bytes(model: str, seq_len: int) -> int | None:
     return 4 * shape.state_size(seq_len) if all(can_extend(block.mixer) for block in shape.blocks) else None
 
 
+def one_of(known: Run | None, run: Run) -> Run:
+    """The one that counts of two runs that differ in execution settings alone, such as the device: that with the first
+    digest, in whichever order they come and whatever their results are."""
+    return run if known is None or run.digest < known.digest else known
+
+
 def code_name(code: dict[str, Any]) -> str:
     """A version of the code in words: "0.1.0 0123456789 + changes"."""
     commit = f" {code['commit'][:10]}" if code["commit"] else ""

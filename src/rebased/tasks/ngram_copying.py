@@ -43,6 +43,9 @@ class NgramCopying(Copying):
             raise ValueError(f"ngram={self.ngram} leaves nothing to ask; use min_length >= {self.ngram + 1}")
         return self
 
+    def count(self) -> None:
+        """None: strings alone have Copying's count, and one string may be asked for from several places."""
+
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
         n = self.ngram
         letters, lengths = self._draw_strings(rows, generator)

@@ -58,8 +58,11 @@ def test_runs_without_a_readable_epoch_are_said_to_be_damaged() -> None:
 
 
 def test_a_run_on_two_devices_is_one_result() -> None:
-    results = build_results([fake_run(), fake_run(changes={"train": {"device": "cpu"}})])
-    assert (len(results.cells), results.repeated) == (1, 1)
+    runs = [fake_run(), fake_run(changes={"train": {"device": "cpu"}})]
+    for order in (runs, runs[::-1]):
+        results = build_results(order)
+        assert (len(results.cells), results.repeated) == (1, 1)
+        assert results.cells[0].any_run.digest == min(run.digest for run in runs)
 
 
 def test_order() -> None:

@@ -84,10 +84,11 @@ def poly_attention(
         or "recurrent".
 
         A sum of similarities beyond the range of fp32, 3.4e38, gives NaN: for REBASED that is |s| above 1.8e19, so q
-        and k of 1e10 overflow (with log_decay on a GPU |s| above 1e10); fp64 has room. A NaN or an infinity in q, k or
-        v at one token never reaches another row, head or document, and on a CPU no earlier token. On a GPU one in v
-        also reaches the earlier tokens of its tile of 64 ("triton") or 128 ("chunked"); with log_decay, "chunked" has
-        tiles of 64 on every device. docs/math.md says what holds for gradients.
+        and k of 1e10 overflow (with the kernels |q . k| above 1.8e19, with log_decay on a GPU |s| above 1e10; kernels
+        give NaN, or 0 where values are small); fp64 has room. A NaN or an infinity in q, k or v at one token never
+        reaches another row, head or document, and on a CPU no earlier token. On a GPU one in v also reaches the earlier
+        tokens of its tile of 64 ("triton") or 128 ("chunked"); with log_decay, "chunked" has tiles of 64 on every
+        device. docs/math.md says what holds for gradients.
 
     Raises:
         ValueError: if shapes, dtypes, devices or numbers are not as above, or the backend is unknown or cannot take

@@ -14,7 +14,7 @@ from rebased.ops.polynomial.chunked_passes import NO_DOUBLE_BACKWARD, backward, 
 from rebased.ops.polynomial.chunked_recurrence import Rule, recur
 from rebased.ops.polynomial.gates import bounded
 from rebased.ops.polynomial.similarity import Kernel
-from rebased.ops.polynomial.state import AnyCoefficients, Coefficients, PolyState, init_poly_state
+from rebased.ops.polynomial.state import AnyCoefficients, Coefficients, PolyState, divisor, init_poly_state
 
 
 def attend(
@@ -88,7 +88,7 @@ def _attend_gated(
     rule = Rule(coefficients, scale, torch.float64 if v.device.type != "mps" else dtype)
     u = functional.pad(v.to(dtype), (0, 1), value=1.0)  # [v, 1]: numerator and denominator in one pass
     sums, after = recur(q.to(dtype), k.to(dtype), u, bounded(log_decay.to(dtype)), None, state, rule)
-    return (sums[..., :-1] / (sums[..., -1:] + eps)).to(v.dtype), after
+    return (sums[..., :-1] / divisor(sums[..., -1:], eps)).to(v.dtype), after
 
 
 class _Attention(torch.autograd.Function):

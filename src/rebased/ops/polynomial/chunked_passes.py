@@ -10,7 +10,7 @@ from torch import Tensor
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial import chunked_sums
 from rebased.ops.polynomial.similarity import Kernel
-from rebased.ops.polynomial.state import EVERY_DEGREE, feature_count
+from rebased.ops.polynomial.state import EVERY_DEGREE, divisor, feature_count
 
 NO_DOUBLE_BACKWARD = (
     "the chunked path of polynomial attention has first derivatives only; "
@@ -30,7 +30,7 @@ def forward(
     denominator = o.new_empty(*v.shape[:3], 1)
 
     def divide(at: chunked_sums.At, sums: Tensor) -> None:
-        below = sums[..., -1:].add_(eps)
+        below = divisor(sums[..., -1:], eps)
         chunked_sums.put(o[at], sums[..., :-1] / below)
         chunked_sums.put(denominator[at], below)
 

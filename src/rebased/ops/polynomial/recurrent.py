@@ -12,6 +12,7 @@ from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.state import (
     AnyCoefficients,
     PolyState,
+    divisor,
     init_poly_state,
     key_features,
     query_features,
@@ -62,7 +63,7 @@ def extend(
         )
         numerator = (phi_q[:, t].unsqueeze(-2) @ state.kv).squeeze(-2)  # [B, H, V]
         denominator = (phi_q[:, t] * state.z).sum(-1, keepdim=True)  # [B, H, 1]
-        outputs.append(numerator / (denominator + eps))
+        outputs.append(numerator / divisor(denominator, eps))
     return torch.stack(outputs, dim=1).to(v.dtype), PolyState(*(x.to(state_dtype) for x in state))
 
 
@@ -73,7 +74,7 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, *, coefficients: AnyCoefficients
     phi_k = key_features(k.to(dtype), coefficients)  # [B, T, H, F]
     state = torch.einsum("bjhf,bjhv->bhfv", phi_k, functional.pad(v.to(dtype), (0, 1), value=1.0))  # [B, H, F, V+1]
     sums = torch.einsum("bihf,bhfv->bihv", phi_q, state)
-    return (sums[..., :-1] / (sums[..., -1:] + eps)).to(v.dtype)
+    return (sums[..., :-1] / divisor(sums[..., -1:], eps)).to(v.dtype)
 
 
 def extend_(
@@ -99,4 +100,4 @@ def extend_(
     state.z.add_(phi_k)
     numerator = (phi_q.unsqueeze(-2) @ state.kv).squeeze(-2)  # [B, H, V]
     denominator = (phi_q * state.z).sum(-1, keepdim=True)  # [B, H, 1]
-    return (numerator / (denominator + eps)).unsqueeze(1).to(v.dtype)
+    return (numerator / divisor(denominator, eps)).unsqueeze(1).to(v.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.gates import bounded
-from rebased.ops.polynomial.state import AnyCoefficients, PolyState, key_features, query_features
+from rebased.ops.polynomial.state import AnyCoefficients, PolyState, divisor, key_features, query_features
 
 
 def similarity(
@@ -69,7 +69,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None = None, 
     sim = similarity(q.to(dtype), k.to(dtype), positions=positions, **similar)
     numerator = sum_values(sim, v.to(dtype), positions)
     denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,n,H,1]
-    return (numerator / (denominator + eps)).to(v.dtype)
+    return (numerator / divisor(denominator, eps)).to(v.dtype)
 
 
 def attend_at(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **numbers: Any) -> Tensor:
@@ -81,7 +81,7 @@ def attention_matrix(q: Tensor, k: Tensor, *, eps: float, **similar: Any) -> Ten
     """sim_ij / (sum_{j<=i} sim_ij + eps), zero for j > i: q, k [B, T, H, K] -> [B, H, T, T], at least fp32."""
     dtype = accumulate_dtype(q.dtype)
     sim = similarity(q.to(dtype), k.to(dtype), **similar)
-    return sim / (sim.sum(-1, keepdim=True) + eps)
+    return sim / divisor(sim.sum(-1, keepdim=True), eps)
 
 
 def extend(
@@ -114,4 +114,4 @@ def extend(
         kv=kv + torch.einsum("bjhf,bjhv->bhfv", phi_k, v),
         z=z + phi_k.sum(1).to(dtype),
     )
-    return (numerator / (denominator + eps).unsqueeze(-1)).to(out_dtype), after
+    return (numerator / divisor(denominator, eps).unsqueeze(-1)).to(out_dtype), after

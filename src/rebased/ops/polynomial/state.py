@@ -7,6 +7,7 @@ Everything else (coefficients, powers of the scale, the factor 2 of a pair a < b
 not depend on the scale, and negative coefficients need no square root.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
@@ -67,6 +68,12 @@ def init_poly_state(
     features = feature_count(key_width, coefficients)
     kv = torch.zeros(batch, heads, features, value_width, device=device, dtype=accumulate_dtype(dtype))
     return PolyState(kv=kv, z=kv.new_zeros(batch, heads, features))
+
+
+def divisor(similarities: Tensor, eps: float) -> Tensor:
+    """What values are divided by: a sum of similarities, plus eps. NaN where it is infinite: a finite sum of values
+    divided by infinity would be a zero that looks like a result."""
+    return (similarities + eps).nan_to_num(nan=math.nan, posinf=math.nan, neginf=math.nan)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

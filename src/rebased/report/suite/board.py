@@ -14,11 +14,12 @@ from rebased.analysis.spread import student_interval
 from rebased.analysis.unpaired import Groups
 from rebased.config import plain
 from rebased.runs.collect import ENDED
-from rebased.runs.finished import Run
+from rebased.runs.finished import Run, one_of
 from rebased.runs.suite import Suite, part_of
 
 Outcome = Literal["recall", "began"]
 LONGEST = 60  # letters of a mixer's name
+REPEATED = "the same as another except for execution settings"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ class Board:
                 self.left_out[reason or ""] += 1
                 continue
             label = plain(part.mixer)[:LONGEST]
-            groups.setdefault((label, part.task, part.state_bytes), {}).setdefault((run.lr, run.seed), run)
+            cell, place = groups.setdefault((label, part.task, part.state_bytes), {}), (run.lr, run.seed)
+            if place in cell:
+                self.left_out[REPEATED] += 1
+            cell[place] = one_of(cell.get(place), run)
         found = {mixer for mixer, *_ in groups}
         self.mixers = [name for name in dict.fromkeys((*self.own, *suite.mixers, *sorted(found))) if name in found]
         self.cells = [

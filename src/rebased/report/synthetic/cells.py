@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rebased.analysis.selection import Choice, choose_lr
 from rebased.analysis.spread import Spread, describe
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValue, ReferenceValues
-from rebased.runs.finished import Run, no_result
+from rebased.runs.finished import Run, no_result, one_of
 from rebased.runs.run_names import MODEL_ORDER, ModelName, model_names, task_names
 
 SliceKind = Literal["by_pairs", "by_length", "slices"]
@@ -184,7 +184,8 @@ def build_results(runs: Sequence[Run], known: ReferenceValues = NO_VALUES) -> Re
     models = model_names(settings, tasks)
     groups: dict[tuple[str, ModelName, int], dict[float, dict[int, Run]]] = {}
     for run, task, model in zip(counted, tasks, models, strict=True):
-        groups.setdefault((task, model, run.d_model), {}).setdefault(run.lr, {}).setdefault(run.seed, run)
+        seeds = groups.setdefault((task, model, run.d_model), {}).setdefault(run.lr, {})
+        seeds[run.seed] = one_of(seeds.get(run.seed), run)
     cells = [Cell(*key, found, known) for key, found in groups.items()]
     cells.sort(key=lambda cell: (cell.any_run.seq_len, cell.task, order_of(cell.model), cell.d_model))
     return Results(cells, len(counted) - sum(len(cell.all_runs) for cell in cells), known)

@@ -204,7 +204,7 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
     if results.repeated:
         yield (
             f"{plural(results.repeated, 'run')} left out: the same as another except for execution settings (device, "
-            "micro_batch, ...). The first of each counts."
+            "micro_batch, ...). That with the first digest counts."
         )
     if differ := training_confounds(results):
         yield (
