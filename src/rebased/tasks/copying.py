@@ -61,7 +61,7 @@ class Copying(Task):
         """The number of different letters."""
         return self.vocab_size - FIRST_LETTER
 
-    def count(self) -> int:
+    def count(self) -> int | None:
         return sum(self.n_letters**length for length in range(self.min_length, self.max_length + 1))
 
     def chance(self) -> float:
