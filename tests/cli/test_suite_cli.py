@@ -83,7 +83,9 @@ def test_a_users_mixer_is_trained_sized_and_compared_with_what_is_known(capsys: 
     assert read("again.json")["cells"] == found["cells"]
 
 
-def test_without_a_mixer_the_page_shows_what_is_known() -> None:
+def test_without_a_mixer_the_page_shows_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: nothing is trained or timed."""
+    monkeypatch.delattr("rebased.cli.suite.time_steps")
     known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
     write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
     assert suite("small.yaml", "--known", "known.jsonl.gz", "--json", "found.json") == 0
@@ -156,7 +158,7 @@ def test_ctrl_c_while_steps_are_timed_still_leaves_a_page(when: str, monkeypatch
     known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
     write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
     monkeypatch.setattr("rebased.cli.suite.time_steps", interrupted)
-    assert suite("small.yaml", "--known", "known.jsonl.gz", "--json", "found.json") == 130
+    assert suite("small.yaml", "rebased", "--known", "known.jsonl.gz", "--json", "found.json") == 130
     assert read("found.json")["complete"]
     assert "The training steps were not timed" in Path("runs/suite-small/report.html").read_text()
 

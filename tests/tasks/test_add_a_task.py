@@ -41,4 +41,4 @@ def test_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert epoch["test"]["by_length"].keys() == {"8", "12"}
     with pytest.raises(SystemExit):
         main([*words, "--task.name", "first_tokn"])
-    assert "task: unknown task 'first_tokn'; did you mean 'first_token'?" in capsys.readouterr().err
+    assert "--task.name: unknown task 'first_tokn'; did you mean 'first_token'?" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def suite(
         YAML file of a suite, or the name of a shipped one: quick, or campaign for a GPU.
     mixers
         What to train: FILE:NAME or MODULE:NAME of your own (@register_mixer; its name or its class), the name of one in
-        the suite, or all. Without any, the page shows what is known.
+        the suite, or all. Without any, the page shows what is known, without times of training steps.
     out
         Folder for the runs and for report.html, cells.csv and runs.csv. Default: runs/suite- and the suite's name.
     gpu
@@ -139,7 +139,7 @@ def suite(
     to.warn(warn_about_records(as_planned, board.runs))
     in_a_hurry = options.time_limit is not None or code == INTERRUPTED
     complete, speeds = code == 0, dict[str, list[float]]()
-    if board.cells and not in_a_hurry:
+    if board.cells and mixers and not in_a_hurry:
         try:
             speeds = measure(command, board, to)
         except KeyboardInterrupt:
@@ -213,7 +213,7 @@ def check_contract(target: str, name: str) -> list[str]:
 
 def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, list[float]]:
     """Milliseconds of a training step per 1,000 tokens, one per round, on the last task with the largest state: for the
-    mixers of this command, those that figures draw as lines, and those with factors.
+    mixers of this command and those that figures draw as lines; for `all`, those with factors too.
 
     Mixers take turns, so that other programs on the machine slow all of them. KeyboardInterrupt after Ctrl-C.
     """
@@ -221,7 +221,8 @@ def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, list[f
     last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
     single = suite.model_copy(update=last)
     asked = {name: mixer for name, mixer in command.mixers().items() if name in board.own}
-    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn or mixer.factors} | asked
+    compared = {name for name, mixer in suite.mixers.items() if mixer.factors} if ALL in command.settings else set()
+    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in {*suite.drawn, *compared}} | asked
     configs = {
         name: single.configs(command.file.stem, name, mixer, command.device)[0] for name, mixer in mixers.items()
     }

@@ -66,8 +66,8 @@ def test_how_a_cell_was_computed() -> None:
     report = SyntheticReport(Collection(runs=[*runs(), *other]))
     assert cells(report) == {("ReBased", 24): 3}
     assert report.warnings == [
-        "1 run left out: the same as another except for execution settings (device, micro_batch, ...). The first of "
-        "each counts.",
+        "1 run left out: the same as another except for execution settings (device, micro_batch, ...). That with "
+        "the first digest counts.",
         "Runs of one cell have different execution settings, which should not change their results: micro_batch none "
         "(2 runs), 4 (1 run).",
     ]

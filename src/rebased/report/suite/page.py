@@ -33,8 +33,8 @@ EFFECT_RULE = (
 )
 UNKNOWN = "Its class is not known here, so neither is the size of its state."
 NOT_TIMED = (
-    "The training steps were not timed, because the command was interrupted or had a time limit: the same command "
-    "without --for times them."
+    "The training steps were not timed: the command named no mixer, was interrupted, or had a time limit. One that "
+    "names mixers, or all, and no time limit (--for) times them."
 )
 DATA = (
     '<p>Beside this page: <a href="runs.csv">runs.csv</a> has one row per run, for pandas and R '
