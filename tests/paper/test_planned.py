@@ -275,10 +275,11 @@ def test_a_committed_sweep_makes_the_runs_that_its_plan_needs(name: str) -> None
                 assert all(others.count((run.model, run.seed)) == 1 for run in found)
 
 
-def test_a_committed_suite_makes_the_runs_that_its_plan_needs() -> None:
+@pytest.mark.parametrize("name", ["delta-squares", "sum-squares"])
+def test_a_committed_suite_makes_the_runs_that_its_plan_needs(name: str) -> None:
     """One of its rates is chosen per mixer and task, and seeds of the tests are those that are scored."""
-    folder = RESULTS / "suites" / "delta-squares"
-    plan, suite = read_plan(folder / "plan.md"), load_suite(folder / "delta-squares.yaml")
+    folder = RESULTS / "suites" / name
+    plan, suite = read_plan(folder / "plan.md"), load_suite(folder / f"{name}.yaml")
     configs = [config for label, mixer in suite.mixers.items() for config in suite.configs("", label, mixer)]
     runs = [Run("", [{"type": "run", "config": config.model_dump(mode="json")}]) for config in configs]
     for test in plan.tests:
