@@ -1,6 +1,7 @@
 """rebased suite: compare mixers on the same tasks with the same bytes of state, yours among them."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +61,11 @@ class SuiteCommand(Command):
         """Where the runs and the page are written."""
         return self.out or Path("runs") / f"suite-{self.file.stem}"
 
+    @property
+    def page(self) -> Path:
+        """The file of the page."""
+        return self.folder / "report.html"
+
     def mixers(self) -> dict[str, SuiteMixer]:
         """The mixers that are to be trained, by their names on the page. The user's code has been imported."""
         suite, targets = self.content, self.settings
@@ -114,8 +120,7 @@ def suite(
     shipped = shipped_results(file, out)
     files = SweepFiles(options, () if sources else shipped)
     command = SuiteCommand(file, mixers, out, files, sources, device="cuda" if gpu else None)
-    page = command.folder / "report.html"
-    check_replaceable(page)  # before minutes of training, not after
+    check_replaceable(command.page)  # before minutes of training, not after
     code, chosen = 0, command.mixers()
     if gpu and mixers and not has_gpu():
         raise ValueError("--gpu: torch sees no GPU here; leave it out to train on the CPU")
@@ -129,11 +134,15 @@ def suite(
         code, _ = run_sweep(command, to, retry_failed=True)
     elif options.dry_run:
         say(to.console(), "nothing would be trained: name a mixer, or all; without one, the page shows what is known")
-    if options.dry_run:
-        return code
+    return code if options.dry_run else show(command, shipped, code, to)
+
+
+def show(command: SuiteCommand, shipped: Sequence[Path], code: int, to: Output) -> int:
+    """Write the page and print its sentences. `code` is the exit code of the training; Ctrl-C here changes it."""
+    options, mixers = command.files.options, command.settings
     places = [path for path in (command.folder, *shipped, *options.known, options.bundle) if path and path.exists()]
-    asked = [] if ALL in mixers else list(chosen)
     found = gather(places)
+    asked = [] if ALL in mixers else list(command.mixers())
     board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
     to.warn(warn_about_records(as_planned, board.runs))
@@ -144,20 +153,16 @@ def suite(
             speeds = measure(command, board, to)
         except KeyboardInterrupt:
             code = INTERRUPTED
-    write_page(suite_page(board, file.stem, same_page(), speeds, processor_of(command.device or "cpu")), page)
+    where = processor_of(command.device or "cpu")
+    write_page(suite_page(board, command.file.stem, same_page(), speeds, where), command.page)
     for name, content in files_of(board, speeds).items():
         (command.folder / name).write_bytes(content)
     for sentence in three_sentences(board):
         say(to.result_console(), sentence)
-    say(to.console(), f"wrote {page}: open it in a browser")
-    to.emit(
-        to_json(board)
-        | {
-            "page": page,
-            "complete": complete,
-            "milliseconds_per_1000_tokens": {name: median(each) for name, each in speeds.items()},
-        }
-    )
+    say(to.console(), f"wrote {command.page}: open it in a browser")
+    times = {name: median(each) for name, each in speeds.items()}
+    about = {"page": command.page, "complete": complete, "milliseconds_per_1000_tokens": times}
+    to.emit(to_json(board) | about)
     return code
 
 
