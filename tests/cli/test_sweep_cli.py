@@ -440,6 +440,7 @@ def test_in_a_terminal_a_table_lives(monkeypatch: pytest.MonkeyPatch, capsys: py
 BAD = [
     (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     (["nowhere.py"], "nowhere.py: there is no such file"),
+    (["nowhere.yaml", "-o", "."], "nowhere.yaml: No such file or directory"),  # not that the folder is in use
     (["tiny.yaml", "--workers", "0"], "--workers 0: give 1 or more"),
     (["tiny.yaml", "--executor", "slurm"], "slurm"),
     (

@@ -92,9 +92,9 @@ def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> tuple[in
     """Plan the sweep of a command, show the plan, and train it unless it is a dry run. Returns the exit code, and the
     runs as JSON data; None after a second Ctrl-C."""
     console, folder, files, options = to.console(), command.folder, command.files, command.files.options
-    check_folder(folder)
     with each_warning_once(console):
         points, select, by_task = command.read()
+    check_folder(folder)  # after a misspelt name of a sweep, whose folder may be that of something else
     with ExitStack() as stack:
         if options.mps and not options.dry_run:
             stack.enter_context(mps_daemon())
