@@ -49,6 +49,7 @@ FORMATS: dict[Format, dict[str, str | None]] = {  # without dates and versions: 
 DOTS_PER_INCH = 200  # of a PNG
 HOVER = "rebased_hover"  # the attribute of axes that holds what `hover` was given
 NEAR = 6  # points: the radius of a place to point at
+ROW = 0.18  # inches: the height of a row of intervals
 
 
 class Size(NamedTuple):
@@ -125,9 +126,12 @@ class Interval(NamedTuple):
 
 def draw_intervals(rows: Sequence[Interval], others: str = "", xlabel: str = "difference") -> Draw:
     """One row per difference, from above, and a line at 0. `others` is the legend's name for what others report, which
-    stands above ours as a cross."""
+    stands above ours as a cross. A panel with many rows is higher, on a page."""
 
     def draw(axes: Axes) -> None:
+        figure = axes.figure
+        assert isinstance(figure, Figure)
+        figure.set_figheight(max(figure.get_figheight(), ROW * len(rows) + 0.7))  # 0.7: the axis and its label
         aside = 0.14 if others else 0
         for n, row in enumerate(rows):
             axes.hlines(-n - aside, row.low, row.high, color=row.colour, lw=2)
