@@ -141,7 +141,7 @@ class Suite(Config):
     def layer_bytes(self, model: Mapping[str, Any], seq_len: int) -> int:
         """Bytes of the state of the compared layer after `seq_len` tokens of one sequence, in fp32."""
         compared = model["mixers"][self.model["mixers"].index(PLACE)]
-        alone = {**model, "mixers": [compared], "n_layers": 1, "max_len": self.longest, "vocab_size": 2}
+        alone = {**model, "mixers": [compared], "n_layers": 1, "max_len": self.max_len, "vocab_size": 2}
         key = json.dumps(alone, sort_keys=True)
         if key not in self._layers:
             self._layers[key] = shape_of(LMConfig.model_validate(alone)).blocks[0].mixer
@@ -150,7 +150,7 @@ class Suite(Config):
         return NUMBER * self._layers[key].state_size(seq_len)
 
     @cached_property
-    def longest(self) -> int:
+    def max_len(self) -> int:
         """The tokens of the longest sequences of all tasks."""
         tree = {"model": self.place({"name": "short_conv"})}
         return max(
