@@ -93,7 +93,7 @@ def preset_of(model: LMConfig) -> str:
     for name in mqar_preset_names():
         if [mixer.name for mixer in _preset(name).mixers] == mixers:
             return name
-    raise ValueError(f"no preset has the mixers {mixers}")
+    raise ValueError(f"no step of a model with the mixers {', '.join(mixers)} was recorded")
 
 
 @cache
@@ -131,8 +131,12 @@ def print_hours(names: Sequence[str], results: Path) -> None:
     for name in names:
         points = [point.config for point in load_sweep(find_config(name, "sweep"), {}).points]
         lengths: Counter[int] = Counter()
-        for run in points:
-            lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, speeds)
+        try:
+            for run in points:
+                lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, speeds)
+        except ValueError as error:
+            print(f"{name:20} {len(points):6,} runs  {'unknown':>14}   {error}")
+            continue
         hours = sum(lengths.values())
         parts = ", ".join(f"T = {T:,} {lengths[T] / hours:.0%}" for T in sorted(lengths))
         cost = f"{hours:.0f} GPU hours" if hours > 1 else f"{60 * hours:.0f} minutes"
