@@ -308,6 +308,27 @@ def test_the_page_about_suites_says_what_the_plan_of_dressed_mixers_says() -> No
         assert square.p > 0.0125
 
 
+def test_the_page_about_suites_says_what_the_plan_of_sums_says() -> None:
+    folder = RESULTS / "suites" / "sum-squares"
+    (sums,) = judge_plan(read_plan(folder / "plan.md"), read_evidence([folder]))
+    page = (RESULTS.parent / "docs" / "suite.md").read_text().replace("−", "-")
+    low, high = sums.interval
+    assert sums.answer == "holds"
+    assert f"{sums.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}, p < 0.001)" in page
+    assert sums.p < 0.001
+    board = Board(load_suite(folder / "sum-squares.yaml"), collect([folder]).runs)
+    claimed = set()
+    for task in board.suite.tasks:
+        square, gate = board.effects(task)
+        if square.p < 0.0125:
+            claimed.add(task)
+        assert gate.p > 0.05
+        low, high = square.interval
+        if task != "selective copying":
+            assert f"| {square.effect.difference:+.2f} ({low:+.2f} to {high:+.2f})" in page
+    assert claimed == {"MQAR", "noisy recall"}
+
+
 def test_the_page_about_gates_says_what_its_plan_says() -> None:
     """docs/mixers.md has the intervals of `rebased paper --plan`, and the plan's rule answers."""
     folder = RESULTS / "mixers" / "gate-and-delta"
