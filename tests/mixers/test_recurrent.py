@@ -55,6 +55,12 @@ def convolved(mixer: Any, x: Tensor) -> Tensor:
     return functional.silu(torch.stack(rows) + bias)
 
 
+def softplus_decay(mixer: Any, x: Tensor) -> Tensor:
+    """The decay per head of Gated DeltaNet: [T, heads]."""
+    step = functional.softplus(x @ mixer.proj_decay.weight.t() + mixer.time_step.dt_bias)
+    return torch.exp(-mixer.time_step.A_log.exp() * step)
+
+
 def unit(x: Tensor) -> Tensor:
     return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
@@ -132,19 +138,27 @@ def test_the_contract_of_a_sum(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"gate": True}, {"negative": True, "output_gate": "silu", "conv_width": 4}], ids=str
+    "options",
+    [
+        {},
+        {"gate": True},
+        {"negative": True, "output_gate": "silu", "conv_width": 4},
+        {"gate": True, "decay": "softplus"},
+    ],
+    ids=str,
 )
 def test_delta_rebased(options: dict[str, Any]) -> None:
     mixer = build(DeltaReBased, n_heads=3, key_width=4, **options)
     x = torch.randn(T, D, dtype=torch.float64)
     beta = torch.sigmoid(x @ mixer.proj_beta.weight.t()) * (2 if options.get("negative") else 1)
-    gate = (
-        torch.sigmoid(mixer.forget.weight @ x.t() + mixer.forget.bias.unsqueeze(1)).t() if "gate" in options else None
-    )
+    gate = torch.ones(T, 3, dtype=x.dtype)
+    if "decay" in options:
+        gate = softplus_decay(mixer, x)
+    elif "gate" in options:
+        gate = torch.sigmoid(x @ mixer.forget.weight.t() + mixer.forget.bias)
     heads = []
     for h, (q, k, v) in enumerate(split_heads(mixer, x)):
-        decay = torch.ones(T, 1, dtype=x.dtype) if gate is None else gate[:, h : h + 1]
-        o = recur(squares(unit(q)), squares(unit(k)), v, beta[:, h], decay)
+        o = recur(squares(unit(q)), squares(unit(k)), v, beta[:, h], gate[:, h : h + 1])
         heads.append(rms(o, mixer.head_norm.weight))
     o = torch.cat(heads, dim=1)
     if mixer.proj_gate is not None:
@@ -156,8 +170,7 @@ def test_gated_delta_net() -> None:
     mixer = build(GatedDeltaNet, n_heads=2)
     x = torch.randn(T, D, dtype=torch.float64)
     beta = torch.sigmoid(x @ mixer.proj_beta.weight.t())
-    step = functional.softplus(x @ mixer.proj_decay.weight.t() + mixer.time_step.dt_bias)
-    decay = torch.exp(-mixer.time_step.A_log.exp() * step)
+    decay = softplus_decay(mixer, x)
     heads = [
         rms(recur(unit(q), unit(k), v, beta[:, h], decay[:, h : h + 1]) / 12**0.5, mixer.head_norm.weight)
         for h, (q, k, v) in enumerate(split_heads(mixer, x))
@@ -284,6 +297,12 @@ def test_memory_is_long_in_a_fresh_model() -> None:
         (DeltaReBased, {"conv_width": -1}, "conv_width -1"),
         (DeltaReBased, {"output_gate": "relu"}, "output_gate 'relu' is unknown"),
         (DeltaReBased, {"centred": True, "key_width": 1}, "only squares of keys"),
+        (DeltaReBased, {"decay": "softplus"}, "set gate: true"),
+        (
+            DeltaReBased,
+            {"gate": True, "decay": "softmax"},
+            "decay 'softmax' is unknown; choose one of sigmoid, softplus",
+        ),
         (GatedDeltaNet, {"delta": False, "negative": True}, "a sum .* does not have"),
         (GLA, {"n_heads": 5}, "2 n_heads = 10"),
         (Mamba2, {"head_width": 7}, "head_width 7 does not divide"),

@@ -1,6 +1,6 @@
 """Mixers of the delta rule: DeltaReBased (squares), DeltaNet, Gated DeltaNet and KDA; on request as sums."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +11,29 @@ from rebased.mixers.recurrent import RecurrentMixer, TimeStep
 from rebased.mixers.wrapper import OutputGate
 from rebased.ops import Backend, delta_coefficients
 
+Decay = Literal["sigmoid", "softplus"]
 RATES = (1e-3, 16.0)
 """Of Gated DeltaNet: its own code draws from 0, whose logarithm is -inf."""
 
 
 class _Delta(RecurrentMixer):
-    """Overwrites, with beta = sigmoid(W x) per head or twice that; without `delta` it adds."""
+    """Overwrites, with beta = sigmoid(W x) per head or twice that; without `delta` it adds. With a `decay` each head
+    forgets: "sigmoid" of W x + b, or that of Gated DeltaNet, "softplus"."""
 
     def __init__(
-        self, d_model: int, n_heads: int, *widths: int, negative: bool = False, delta: bool = True, **options: Any
-    ) -> None:
+        self, d_model: int, n_heads: int, *widths: int, decay: Decay | None, negative: bool = False,
+        delta: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(d_model, n_heads, *widths, **options)
         if negative and not delta:
             raise ValueError("negative: true makes beta wider, which a sum (delta: false) does not have; leave one out")
         self.negative, self.delta, self.overwrites = negative, delta, delta
         factory: dict[str, Any] = {"device": options["device"], "dtype": options["dtype"]}
         self.proj_beta = nn.Linear(d_model, n_heads, bias=False, **factory) if delta else None
+        self.forget = ForgetGate(d_model, n_heads, **factory) if decay == "sigmoid" else None
+        softplus = decay == "softplus"
+        self.proj_decay: nn.Module | None = nn.Linear(d_model, n_heads, bias=False, **factory) if softplus else None
+        self.time_step = TimeStep(n_heads, 1, RATES, **factory) if softplus else None
 
     def beta(self, x: Tensor) -> Tensor | None:
         """Return beta [B,T,H] of x [B,T,D], from 0 to 1, or to 2 with `negative`; None without `delta`."""
@@ -34,6 +41,14 @@ class _Delta(RecurrentMixer):
             return None
         beta = torch.sigmoid(self.proj_beta(x).to(torch.promote_types(x.dtype, torch.float32)))
         return 2 * beta if self.negative else beta
+
+    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return beta [B,T,H] and the log decay [B,T,H], or [B,T,H,K] if there is one per channel; None without."""
+        if self.forget is not None:
+            return self.beta(x), self.forget(x)
+        if self.proj_decay is None or self.time_step is None:
+            return self.beta(x), None
+        return self.beta(x), self.time_step(self.proj_decay(x))[1].squeeze(-1)
 
 
 @register_mixer("delta_rebased")
@@ -49,7 +64,9 @@ class DeltaReBased(_Delta):
         n_heads: number of heads H. Default 12. Without `value_width` it must divide d_model.
         key_width: width K of each head's queries and keys. Default 16.
         value_width: width V of each head's values. Default d_model / n_heads.
-        gate: True: each head also forgets, by a gate that is about 0.999 at first. Default False.
+        gate: True: each head also forgets. Default False.
+        decay: of the gate: "sigmoid" (default) of W x + b, about 0.999 at first; "softplus", that of Gated DeltaNet,
+            with memories of many lengths at first.
         centred: True: similarities (s^2 - 1/K) / (1 - 1/K), zero on average. Default False.
         negative: True: beta from 0 to 2, so that a state can change its sign. Default False: 0 to 1.
         delta: False: values are added as they are: a sum, with a norm in place of a denominator. Default True.
@@ -65,7 +82,7 @@ class DeltaReBased(_Delta):
     """
 
     degree = 2
-    added_later = ("delta",)
+    added_later = ("delta", "decay")
 
     def __init__(
         self,
@@ -75,6 +92,7 @@ class DeltaReBased(_Delta):
         key_width: int = 16,
         value_width: int | None = None,
         gate: bool = False,
+        decay: Decay = "sigmoid",
         centred: bool = False,
         negative: bool = False,
         delta: bool = True,
@@ -84,17 +102,18 @@ class DeltaReBased(_Delta):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if decay not in get_args(Decay):
+            raise ValueError(f"decay {decay!r} is unknown; choose one of {', '.join(get_args(Decay))}")
+        if decay != "sigmoid" and not gate:
+            raise ValueError(f"decay: {decay} is that of a gate; set gate: true")
         super().__init__(
-            d_model, n_heads, key_width, _head_width(d_model, n_heads, value_width), negative=negative,
-            delta=delta, conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
+            d_model, n_heads, key_width, _head_width(d_model, n_heads, value_width), decay=decay if gate else None,
+            negative=negative, delta=delta, conv_width=conv_width, output_gate=output_gate, backend=backend,
+            device=device, dtype=dtype,
         )  # fmt: skip
         delta_coefficients(2, key_width, centred)  # a width that cannot be centred is refused here
-        self.centred, self.gate = centred, gate
-        self.forget = ForgetGate(d_model, n_heads, device=device, dtype=dtype) if gate else None
+        self.centred, self.gate, self.decay = centred, gate, decay
         self.init_weights()
-
-    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        return self.beta(x), None if self.forget is None else self.forget(x)
 
 
 @register_mixer("gated_delta_net")
@@ -144,17 +163,10 @@ class GatedDeltaNet(_Delta):
         key_width = _head_width(d_model, n_heads, key_width)
         value_width = 2 * key_width if value_width is None else value_width
         super().__init__(
-            d_model, n_heads, key_width, value_width, negative=negative, delta=delta,
-            conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
+            d_model, n_heads, key_width, value_width, decay="softplus" if gate else None, negative=negative,
+            delta=delta, conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         self.gate = gate
-        self.proj_decay = nn.Linear(d_model, n_heads, bias=False, device=device, dtype=dtype) if gate else None
-        self.time_step = TimeStep(n_heads, 1, RATES, device=device, dtype=dtype) if gate else None
-
-    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if self.proj_decay is None or self.time_step is None:
-            return self.beta(x), None
-        return self.beta(x), self.time_step(self.proj_decay(x))[1].squeeze(-1)
 
 
 @register_mixer("kda")
@@ -192,7 +204,7 @@ class KDA(_Delta):
     ) -> None:
         K = _head_width(d_model, n_heads, key_width)
         super().__init__(
-            d_model, n_heads, K, K, negative=negative, conv_width=conv_width, output_gate="none",
+            d_model, n_heads, K, K, decay=None, negative=negative, conv_width=conv_width, output_gate="none",
             backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -200,9 +212,6 @@ class KDA(_Delta):
         self.time_step = TimeStep(n_heads, K, (1.0, 16.0), device=device, dtype=dtype)
         self.output_gate = "sigmoid"
         self.proj_gate = low_rank(d_model, K, n_heads * K, bias=True, **factory)  # type: ignore[assignment]
-
-    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        return self.beta(x), self.time_step(self.proj_decay(x))[1]
 
 
 def low_rank(
