@@ -1,4 +1,5 @@
-"""The runs that follow sweep.yaml, kernels.yaml, delta.yaml and dressed.yaml, at the rates chosen there. See plan.md.
+"""The runs that follow sweep.yaml, kernels.yaml, delta.yaml, dressed.yaml and square.yaml, at the rates chosen there.
+See plan.md.
 
 The environment says which: PART is "edge" or a key of PARTS, and RATES names folders or bundles with the runs of these
 sweeps and of part edge, separated by colons. A model's rate is that of its lowest loss on the whole valid split; three
@@ -19,8 +20,10 @@ PASS = 1968 / 623  # steps of one pass over 64,506,379 tokens, in steps of the s
 
 
 def group_of(settings: dict) -> str:
-    """The sweep that a model is of: models (sweep.yaml), kernels, delta or dressed."""
+    """The sweep that a model is of: models (sweep.yaml), kernels, delta, dressed or square."""
     last = settings["model"]["mixers"][-1]
+    if last.get("decay") == "softplus":
+        return "square"
     if last["name"] in ("delta_rebased", "gated_delta_net"):
         return "dressed" if last["conv_width"] else "delta"
     kernel = last["name"] == "gated_rebased" or last.get("qk_transform") in ("none", "norm", "scale")
@@ -49,6 +52,7 @@ PARTS = {
     "pass": Part(lambda settings: group_of(settings) == "models", longer=PASS),
     "long": Part(lambda settings: group_of(settings) == "models", longer=PASS, wider=2),
     "new-seeds": Part(is_gated_or_modern, seeds=(45, 46, 47, 48, 49, 50)),
+    "square": Part(lambda settings: group_of(settings) == "square", seeds=(51, 52, 53, 54, 55, 56)),
 }
 
 

@@ -16,7 +16,7 @@ from rebased.train.sweep.grid import load_sweep
 
 FOLDER = Path(__file__).parents[2] / "results" / "mini-pile"
 BEST = 1.5e-3
-PARTS = ("models", "kernels", "delta", "pass", "long", "new-seeds")
+PARTS = ("models", "kernels", "delta", "pass", "long", "new-seeds", "square")
 
 
 def record_of(settings: dict[str, Any], lr: float, best: float = BEST) -> list[dict[str, Any]]:
@@ -31,9 +31,9 @@ def record_of(settings: dict[str, Any], lr: float, best: float = BEST) -> list[d
 
 def runs_of_rates(best: float = BEST) -> list[Run]:
     """The runs of the sweeps over rates, of which one rate is best."""
-    sweeps = ("sweep.yaml", "kernels.yaml", "delta.yaml", "dressed.yaml")
+    sweeps = ("sweep.yaml", "kernels.yaml", "delta.yaml", "dressed.yaml", "square.yaml")
     points = [point.config for name in sweeps for point in load_sweep(FOLDER / name, {}).points]
-    assert len(points) == 39
+    assert len(points) == 45
     return [Run("", record_of(config.model_dump(mode="json"), config.train.lr, best)) for config in points]
 
 
@@ -65,14 +65,14 @@ def test_a_best_rate_at_an_edge_asks_for_one_more_first(
     with pytest.raises(ValueError, match="first PART=edge"):
         ask("models", runs)
     edge = ask("edge", runs)
-    assert [config["train"]["lr"] for config in edge] == pytest.approx([more] * 13)
+    assert [config["train"]["lr"] for config in edge] == pytest.approx([more] * 15)
     assert {config["train"]["seed"] for config in edge} == {41}
     made = [*runs, *(Run("", record_of(config, config["train"]["lr"], best)) for config in edge)]
     with pytest.raises(ValueError, match="no model's best rate is at an edge"):
         ask("edge", made)  # one more, and not another one after it
     assert {config["train"]["lr"] for config in ask("models", made)} == {best}
     better = [*runs, *(Run("", record_of(config, lr := config["train"]["lr"], lr)) for config in edge)]
-    for run in better[:39]:
+    for run in better[:45]:
         run.lines[-1]["valid"]["all"]["loss"] = 4.0
     assert {config["train"]["lr"] for config in ask("models", better)} == {edge[0]["train"]["lr"]}
 
@@ -83,10 +83,10 @@ def test_no_rate_is_asked_for_where_the_best_is_in_the_middle(ask: Callable[...,
 
 
 def test_each_model_is_trained_at_its_best_rate_with_new_seeds(following: dict[str, list[dict[str, Any]]]) -> None:
-    assert [len(runs) for runs in following.values()] == [12, 12, 9, 12, 12, 30]
+    assert [len(runs) for runs in following.values()] == [12, 12, 9, 12, 12, 30, 12]
     trained = [run["train"] for runs in following.values() for run in runs]
     assert {train["lr"] for train in trained} == {BEST}
-    assert {train["seed"] for train in trained} == {*range(42, 51)}
+    assert {train["seed"] for train in trained} == {*range(42, 57)}
     tokens = {run["train"]["batch_size"] * run["data"]["seq_len"] for runs in following.values() for run in runs}
     assert tokens == {32_768}
 
@@ -100,6 +100,7 @@ def test_each_model_is_trained_at_its_best_rate_with_new_seeds(following: dict[s
         ("pass", ["pass"], 9),
         ("long", ["long"], 9),
         ("new-seeds", ["new-seeds"], 6),
+        ("square", ["new-seeds", "square"], 4),
     ],
 )
 def test_planned_tests_find_their_runs(
