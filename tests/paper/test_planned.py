@@ -275,16 +275,23 @@ def test_a_committed_sweep_makes_the_runs_that_its_plan_needs(name: str) -> None
                 assert all(others.count((run.model, run.seed)) == 1 for run in found)
 
 
-@pytest.mark.parametrize("name", ["delta-squares", "sum-squares"])
-def test_a_committed_suite_makes_the_runs_that_its_plan_needs(name: str) -> None:
-    """One of its rates is chosen per mixer and task, and seeds of the tests are those that are scored."""
-    folder = RESULTS / "suites" / name
-    plan, suite = read_plan(folder / "plan.md"), load_suite(folder / f"{name}.yaml")
-    configs = [config for label, mixer in suite.mixers.items() for config in suite.configs("", label, mixer)]
+@pytest.mark.parametrize(
+    "names", [["delta-squares"], ["sum-squares"], ["bare-squares", "delta-squares"]], ids=lambda names: names[0]
+)
+def test_committed_suites_make_the_runs_that_a_plan_needs(names: list[str]) -> None:
+    """One of their rates is chosen per mixer and task, and seeds of the tests are those that are scored."""
+    plan = read_plan(RESULTS / "suites" / names[0] / "plan.md")
+    suites = [load_suite(RESULTS / "suites" / name / f"{name}.yaml") for name in names]
+    configs = [
+        config
+        for suite in suites
+        for label, mixer in suite.mixers.items()
+        for config in suite.configs("", label, mixer)
+    ]
     runs = [Run("", [{"type": "run", "config": config.model_dump(mode="json")}]) for config in configs]
     for test in plan.tests:
         for which, wanted in zip((test.a, test.b), test.wanted, strict=True):
-            assert sum(describes(which, run) for run in runs) == wanted * len(suite.rates)
+            assert sum(describes(which, run) for run in runs) == wanted * len(suites[0].rates)
 
 
 def test_the_page_about_suites_says_what_the_plan_of_dressed_mixers_says() -> None:
