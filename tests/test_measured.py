@@ -182,7 +182,9 @@ def test_one_pass_over_enwik8() -> None:
 def test_recall_in_the_suite_campaign() -> None:
     with (ROOT / "results" / "suites" / "campaign" / "runs.csv").open() as file:
         runs = [run for run in csv.DictReader(file) if run["task"] == "MQAR"]
-    rows = table_of("| mixer | 9,216 bytes | 24,576 bytes", (ROOT / "docs" / "suite.md").read_text())
+    rows = table_of(
+        "| mixer | 9,216 bytes | 24,576 bytes", (ROOT / "docs" / "measurements" / "recall_per_byte.md").read_text()
+    )
     assert set(rows) == {run["mixer"] for run in runs}
     for mixer, (*recall, learned) in rows.items():
         began = []

@@ -295,11 +295,11 @@ def test_committed_suites_make_the_runs_that_a_plan_needs(names: list[str]) -> N
 
 
 def test_the_page_about_suites_says_what_the_plan_of_dressed_mixers_says() -> None:
-    """docs/suite.md has the intervals and p of the two tests of mixers, and the effects of the square."""
+    """recall_per_byte.md has the intervals and p of the two tests of mixers, and the effects of the square."""
     folder = RESULTS / "suites" / "delta-squares"
     gated, bare = judge_plan(read_plan(folder / "plan.md"), read_evidence([folder]))
     assert (gated.answer, bare.answer) == ("too wide to tell", "contradicted")
-    page = (RESULTS.parent / "docs" / "suite.md").read_text().replace("−", "-")
+    page = (RESULTS.parent / "docs" / "measurements" / "recall_per_byte.md").read_text().replace("−", "-")
     for found in (gated, bare):
         low, high = found.interval
         assert f"{found.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}, p = {found.p:.2g})" in page
@@ -318,7 +318,7 @@ def test_the_page_about_suites_says_what_the_plan_of_dressed_mixers_says() -> No
 def test_the_page_about_suites_says_what_the_plan_of_sums_says() -> None:
     folder = RESULTS / "suites" / "sum-squares"
     (sums,) = judge_plan(read_plan(folder / "plan.md"), read_evidence([folder]))
-    page = (RESULTS.parent / "docs" / "suite.md").read_text().replace("−", "-")
+    page = (RESULTS.parent / "docs" / "measurements" / "recall_per_byte.md").read_text().replace("−", "-")
     low, high = sums.interval
     assert sums.answer == "holds"
     assert f"{sums.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}, p < 0.001)" in page
@@ -334,6 +334,22 @@ def test_the_page_about_suites_says_what_the_plan_of_sums_says() -> None:
         if task != "selective copying":
             assert f"| {square.effect.difference:+.2f} ({low:+.2f} to {high:+.2f})" in page
     assert claimed == {"MQAR", "noisy recall"}
+
+
+def test_the_page_about_suites_says_what_the_plan_of_bare_mixers_says() -> None:
+    folders = [RESULTS / "suites" / name for name in ("bare-squares", "delta-squares")]
+    outcomes = judge_plan(read_plan(folders[0] / "plan.md"), read_evidence(folders))
+    assert [found.answer for found in outcomes] == ["holds", "too wide to tell", "too wide to tell"]
+    assert not outcomes[0].fragile
+    page = (RESULTS.parent / "docs" / "measurements" / "recall_per_byte.md").read_text().replace("−", "-")
+    for found in outcomes:
+        low, high = found.interval
+        assert f"| {found.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}) | {found.p:.2g} |" in page
+    board = Board(load_suite(folders[0] / "bare-squares.yaml"), collect(folders[:1]).runs)
+    effects = {task: board.effects(task)[0].effect.difference for task in board.suite.tasks}
+    assert {task: f"{effect:+.2f}" for task, effect in effects.items()} == {
+        "selective copying": "+0.00", "noisy recall": "+0.06", "MQAR": "+0.30", "overwriting": "+0.06",
+    }  # fmt: skip
 
 
 def test_the_page_about_gates_says_what_its_plan_says() -> None:
