@@ -163,7 +163,7 @@ def what_is_left(board: Board, name: str | None) -> str:
     """How many seeds would decide what is not decided: about one mixer, or about all."""
     open_ = [one for one in board.contrasts if not one.is_decided and (name is None or name in one[:2])]
     if not open_:
-        return "Nothing is left to decide." if board.contrasts else "There is nothing to compare yet."
+        return "All comparisons of two mixers are decided." if board.contrasts else "There is nothing to compare yet."
     seeds, tests = len(board.suite.score_seeds), len(board.contrasts)
     needed = sorted((seeds_to_decide(one, seeds, tests), one) for one in open_)
     said = [
