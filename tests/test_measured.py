@@ -1,11 +1,13 @@
-"""The tables of what was measured on MQAR and enwik8 say what the committed records say."""
+"""The tables of what was measured on MQAR, enwik8 and the mini-pile say what the committed records say."""
 
 import csv
+import math
 from collections.abc import Container
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rebased.analysis.spread import Spread, describe
 from rebased.paper.evidence import Evidence, read_evidence
@@ -16,6 +18,7 @@ from rebased.paper.reference import place_of
 from rebased.paper.values import FIGURE_1, FIGURE_1_PAIRS, KERNEL_ORDER, RATES, TABLE_1, Place
 from rebased.report.lm.models import compare_language_models
 from rebased.report.synthetic.cells import build_results, has_learned
+from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 
 ROOT = Path(__file__).parents[1]
@@ -194,3 +197,28 @@ def test_recall_in_the_suite_campaign() -> None:
             assert cell == f"{spread.mean:.2f} ± {(spread.high - spread.low) / 2:.2f}"
             began.append(str(sum(run["began"] == "1" for run in own if run["stage"] == "choose")))
         assert learned == ", ".join(began)
+
+
+def test_losses_on_the_mini_pile_with_new_seeds() -> None:
+    folder = ROOT / "results" / "mini-pile"
+    found: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
+    for run in collect([folder / "new-seeds.jsonl.gz"]).lm_runs:
+        mixer = run.settings["model"]["mixers"][-1]
+        test = run.lines[-1]["test"]
+        found.setdefault((mixer["name"], mixer["conv_width"]), []).append((run.settings["train"]["seed"], test))
+    rows = table_of("| model | seeds 45", (ROOT / "docs" / "measurements" / "mini_pile.md").read_text())
+    labels = {
+        "Gated DeltaNet, with both": ("gated_delta_net", 4),
+        "`delta_rebased` with a gate, with both": ("delta_rebased", 4),
+        "Gated DeltaNet": ("gated_delta_net", 0),
+        "Transformer of today": ("attention", 0),
+        "`delta_rebased` with a gate": ("delta_rebased", 0),
+    }
+    assert set(rows) == set(labels)
+    for label, (losses, mean, ar, perplexity) in rows.items():
+        tests = [test for _, test in sorted(found[labels[label]], key=lambda each: each[0])]
+        every = [test["all"]["loss"] for test in tests]
+        assert losses == ", ".join(f"{loss:.2f}" for loss in every)
+        assert mean.strip("*") == f"{fmean(every):.3f}"
+        assert ar == f"{fmean(test['ar']['loss'] for test in tests):.3f}"
+        assert perplexity == f"{math.exp(fmean(every)):.1f}"

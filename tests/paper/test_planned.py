@@ -31,6 +31,7 @@ from rebased.runs.suite import load_suite
 from rebased.train.sweep.grid import load_sweep
 
 RESULTS = Path(__file__).parents[2] / "results"
+RECALL_PER_BYTE = RESULTS.parent / "docs" / "measurements" / "recall_per_byte.md"
 PLANS = plans_in(RESULTS) | plans_in(RESULTS / "mixers")
 TEST = {"name": "", "value": "held_out", "a": {"model": "ReBased"}, "b": {"model": "Based"}}
 WIDE, NARROW = [0.61, 0.39, 0.59, 0.84, 0.31], [0.41, 0.4, 0.41, 0.38, 0.39, 0.39, 0.4, 0.4, 0.39, 0.4]
@@ -299,7 +300,7 @@ def test_the_page_about_suites_says_what_the_plan_of_dressed_mixers_says() -> No
     folder = RESULTS / "suites" / "delta-squares"
     gated, bare = judge_plan(read_plan(folder / "plan.md"), read_evidence([folder]))
     assert (gated.answer, bare.answer) == ("too wide to tell", "contradicted")
-    page = (RESULTS.parent / "docs" / "measurements" / "recall_per_byte.md").read_text().replace("−", "-")
+    page = RECALL_PER_BYTE.read_text().replace("−", "-")
     for found in (gated, bare):
         low, high = found.interval
         assert f"{found.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}, p = {found.p:.2g})" in page
@@ -318,7 +319,7 @@ def test_the_page_about_suites_says_what_the_plan_of_dressed_mixers_says() -> No
 def test_the_page_about_suites_says_what_the_plan_of_sums_says() -> None:
     folder = RESULTS / "suites" / "sum-squares"
     (sums,) = judge_plan(read_plan(folder / "plan.md"), read_evidence([folder]))
-    page = (RESULTS.parent / "docs" / "measurements" / "recall_per_byte.md").read_text().replace("−", "-")
+    page = RECALL_PER_BYTE.read_text().replace("−", "-")
     low, high = sums.interval
     assert sums.answer == "holds"
     assert f"{sums.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}, p < 0.001)" in page
@@ -341,7 +342,7 @@ def test_the_page_about_suites_says_what_the_plan_of_bare_mixers_says() -> None:
     outcomes = judge_plan(read_plan(folders[0] / "plan.md"), read_evidence(folders))
     assert [found.answer for found in outcomes] == ["holds", "too wide to tell", "too wide to tell"]
     assert not outcomes[0].fragile
-    page = (RESULTS.parent / "docs" / "measurements" / "recall_per_byte.md").read_text().replace("−", "-")
+    page = RECALL_PER_BYTE.read_text().replace("−", "-")
     for found in outcomes:
         low, high = found.interval
         assert f"| {found.effect.difference:+.3f} ({low:+.3f} to {high:+.3f}) | {found.p:.2g} |" in page
